@@ -1,0 +1,2 @@
+//! Benchmarks of gpupool and its peers.
+#![forbid(unsafe_code)]

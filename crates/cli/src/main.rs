@@ -1,0 +1,2 @@
+//! The gpupool program.
+fn main() {}

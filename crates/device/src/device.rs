@@ -1,0 +1,126 @@
+//! The calls the allocator makes.
+
+use crate::{
+    Address, CaptureFrontier, CaptureMode, CaptureStatus, DeviceProperties, DriverResult, EventHandle, MemoryHandle,
+    MemoryInfo, StreamHandle,
+};
+
+/// Every call the allocator ever makes to a driver. See the crate's documentation for the rules (D1 to D4) and for what
+/// "unsafe call" means.
+pub trait Device: Send + Sync + 'static {
+    /// Which GPU of the process this is, from 0. No driver call.
+    fn ordinal(&self) -> u32;
+
+    /// What does not change while the device is open. No driver call.
+    fn properties(&self) -> &DeviceProperties;
+
+    /// Allocates `bytes` of memory. The address is a multiple of 512 at least.
+    ///
+    /// *Errors*: `OUT_OF_MEMORY`; `INVALID_VALUE` for 0 bytes. *Blocks*: no. *Capture*: unsafe call.
+    fn mem_alloc(&self, bytes: u64) -> DriverResult<Address>;
+
+    /// Frees what [`mem_alloc`](Self::mem_alloc) gave.
+    ///
+    /// *Errors*: `INVALID_VALUE` for any other address. *Blocks*: **until the whole device is idle**. *Capture*: unsafe call.
+    fn mem_free(&self, address: Address) -> DriverResult<()>;
+
+    /// Free and total memory. *Blocks*: no. *Capture*: permitted.
+    fn mem_info(&self) -> DriverResult<MemoryInfo>;
+
+    /// Reserves `bytes` of addresses (a multiple of the granularity) with no memory behind them.
+    ///
+    /// *Errors*: `INVALID_VALUE` for a size that is no multiple; `OUT_OF_MEMORY` when addresses run out. *Blocks*: no.
+    /// *Capture*: permitted in every mode, as are all virtual-memory calls.
+    fn address_reserve(&self, bytes: u64) -> DriverResult<Address>;
+
+    /// Gives back a range as it was reserved, with nothing mapped in it.
+    ///
+    /// *Errors*: `INVALID_VALUE` for any other range. *Blocks*: no. *Capture*: permitted.
+    fn address_free(&self, address: Address, bytes: u64) -> DriverResult<()>;
+
+    /// Creates one physical allocation of `bytes` (a multiple of the granularity). Its contents are zero.
+    ///
+    /// *Errors*: `OUT_OF_MEMORY`; `INVALID_VALUE` for a size that is no multiple. *Blocks*: no. *Capture*: permitted.
+    fn handle_create(&self, bytes: u64) -> DriverResult<MemoryHandle>;
+
+    /// Releases a handle. The memory goes back once nothing maps it.
+    ///
+    /// *Errors*: `INVALID_VALUE` for an unknown handle. *Blocks*: no. *Capture*: permitted.
+    fn handle_release(&self, handle: MemoryHandle) -> DriverResult<()>;
+
+    /// Maps a whole handle at `address`, inside a reserved range, where nothing is mapped. A handle may be mapped at several
+    /// addresses at once. Kernels fault there until [`set_access`](Self::set_access).
+    ///
+    /// *Errors*: `INVALID_VALUE` for a range not reserved or already mapped, or `bytes` other than the handle's.
+    /// *Blocks*: no. *Capture*: permitted.
+    fn map(&self, address: Address, bytes: u64, handle: MemoryHandle) -> DriverResult<()>;
+
+    /// Makes mapped memory readable and writable for this device. The range consists of whole mappings.
+    ///
+    /// *Errors*: `INVALID_VALUE` where nothing is mapped. *Blocks*: no. *Capture*: permitted.
+    fn set_access(&self, address: Address, bytes: u64) -> DriverResult<()>;
+
+    /// Unmaps whole mappings. **The driver does not wait**: a kernel that still uses the range faults.
+    ///
+    /// *Errors*: `INVALID_VALUE` for part of a mapping or where nothing is mapped. *Blocks*: no. *Capture*: permitted.
+    fn unmap(&self, address: Address, bytes: u64) -> DriverResult<()>;
+
+    /// Creates an event without timing. *Blocks*: no. *Capture*: permitted.
+    fn event_create(&self) -> DriverResult<EventHandle>;
+
+    /// Destroys an event. *Blocks*: no. *Capture*: permitted, for a captured event too.
+    fn event_destroy(&self, event: EventHandle) -> DriverResult<()>;
+
+    /// Records `event` after all work submitted to `stream` so far; what it was recorded for before is forgotten. On a
+    /// capturing stream it becomes a captured event: it can no longer be queried or waited for.
+    ///
+    /// *Errors*: `INVALID_HANDLE`. *Blocks*: no. *Capture*: permitted.
+    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> DriverResult<()>;
+
+    /// Whether the work that `event` was last recorded after is complete; an event never recorded is.
+    ///
+    /// *Errors*: `CAPTURED_EVENT` for one recorded in a capture, which it invalidates. *Blocks*: no. *Capture*: unsafe call.
+    fn event_query(&self, event: EventHandle) -> DriverResult<bool>;
+
+    /// Waits on the host until `event` is complete.
+    ///
+    /// *Errors*: as [`event_query`](Self::event_query). *Blocks*: yes. *Capture*: unsafe call.
+    fn event_synchronize(&self, event: EventHandle) -> DriverResult<()>;
+
+    /// Makes work submitted to `stream` from now on wait for `event`. Waiting for a captured event makes `stream` join its
+    /// capture; a capturing stream that waits for an event from outside gives `CAPTURE_ISOLATION` and invalidates the capture.
+    ///
+    /// *Blocks*: no. *Capture*: permitted otherwise.
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()>;
+
+    /// Whether `stream` is capturing, and under which id. *Blocks*: no. *Capture*: permitted.
+    fn capture_status(&self, stream: StreamHandle) -> DriverResult<CaptureStatus>;
+
+    /// Where a capturing stream stands in its graph; `None` if it is not capturing, or in a capture that was invalidated.
+    /// *Blocks*: no. *Capture*: permitted.
+    fn capture_frontier(&self, stream: StreamHandle) -> DriverResult<Option<CaptureFrontier>>;
+
+    /// Sets the calling **thread's** capture mode and returns the one before. *Blocks*: no. *Capture*: permitted.
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode>;
+
+    /// Nanoseconds on a clock that never goes back. Virtual time on a simulated device. No driver call.
+    fn now(&self) -> u64;
+}
+
+/// Runs `call` with this thread's capture mode exchanged to [`CaptureMode::Relaxed`], and exchanges it back whatever `call`
+/// returned: what makes an unsafe call survivable for a capture under way on this or another thread.
+///
+/// # Errors
+///
+/// Those of `call`, else those of either exchange.
+pub fn with_relaxed_capture<D: Device + ?Sized, T>(
+    device: &D,
+    call: impl FnOnce(&D) -> DriverResult<T>,
+) -> DriverResult<T> {
+    let before = device.exchange_capture_mode(CaptureMode::Relaxed)?;
+    let result = call(device);
+    let restored = device.exchange_capture_mode(before);
+    let value = result?;
+    restored?;
+    Ok(value)
+}

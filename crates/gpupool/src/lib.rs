@@ -1,0 +1,2 @@
+//! A caching allocator for GPU memory with private pools for captured graphs.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Integration tests over all of gpupool.
+#![forbid(unsafe_code)]
