@@ -1,0 +1,225 @@
+//! How an allocator is set up.
+//!
+//! # Building one
+//!
+//! [`Config::new`] takes the policy and its defaults; `with_*` changes a setting; [`Config::build`] checks the whole. A setting
+//! that the policy cannot honour is an error, never silently dropped: the bit-exact policies leave no choice in what PyTorch
+//! fixes.
+//!
+//! ```
+//! use gpupool_allocator::config::{Config, Policy};
+//!
+//! let config = Config::new(Policy::Segments).with_memory_limit(8 << 30).with_quarantine(true).build()?;
+//! assert_eq!(config.large_segment_size(), 20 << 20);
+//! assert!(Config::new(Policy::Torch215).with_quarantine(true).build().is_err());
+//! # Ok::<(), gpupool_allocator::config::ConfigError>(())
+//! ```
+//!
+//! # PyTorch's options
+//!
+//! [`Config::parse_pytorch`] reads the text of `PYTORCH_CUDA_ALLOC_CONF`, and [`Config::from_environment`] finds it. What applies
+//! sets this configuration; what PyTorch knows and does not apply here is checked and listed in [`Config::accepted`]; anything
+//! else is an error that names the option and its place.
+
+mod environment;
+mod error;
+mod options;
+mod parse;
+mod policy;
+mod rounding;
+mod settings;
+
+pub use error::{Allowed, ConfigError, Expected, Place};
+pub use options::{AcceptedOption, AcceptedWhy};
+pub use policy::Policy;
+pub use rounding::Rounding;
+
+use error::{MIB, excerpt};
+use std::fmt;
+
+/// The size of a segment for requests from above 1 MiB to below 10 MiB, unless set otherwise, in bytes.
+const LARGE_SEGMENT: u64 = 20 * MIB;
+
+/// Requests from here on get a segment of their own size, so a large segment has to be larger, in bytes.
+const MIN_LARGE_ALLOC: u64 = 10 * MIB;
+
+/// Who set a limit on an allocator's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum LimitSource {
+    /// The program, by a call to a running allocator.
+    User,
+    /// [`Config::memory_limit`].
+    Configuration,
+    /// [`Config::memory_fraction`].
+    Fraction,
+}
+
+impl fmt::Display for LimitSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::User => "set at run time",
+            Self::Configuration => "set in the configuration",
+            Self::Fraction => "a fraction of the device's memory",
+        })
+    }
+}
+
+/// Whether segments are virtual memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum VirtualMemory {
+    /// One handle a segment on devices that have it, plain allocations on the others.
+    WherePossible,
+    /// Plain allocations only.
+    Never,
+}
+
+/// The settings of an allocator, fixed once it is built. Sizes are in bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    policy: Policy,
+    rounding: Rounding,
+    max_split_size: Option<u64>,
+    /// `None` follows the large segment size.
+    max_non_split_rounding: Option<u64>,
+    large_segment_size: u64,
+    garbage_collection_threshold: Option<f64>,
+    memory_fraction: f64,
+    memory_limit: Option<u64>,
+    reject_over_fraction: bool,
+    capture_reuse: bool,
+    release_lock_on_malloc: bool,
+    caching: bool,
+    trim_before_growth: bool,
+    exact_peaks: bool,
+    trim_above: Option<u64>,
+    wait_for_recorded: bool,
+    quarantine: bool,
+    virtual_memory: VirtualMemory,
+    accepted: Vec<AcceptedOption>,
+    pytorch_options: String,
+}
+
+impl Config {
+    /// The defaults of a policy. They are valid.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        let own = !policy.is_bit_exact();
+        Self {
+            policy,
+            rounding: Rounding::default(),
+            max_split_size: None,
+            max_non_split_rounding: None,
+            large_segment_size: LARGE_SEGMENT,
+            garbage_collection_threshold: None,
+            memory_fraction: 1.0,
+            memory_limit: None,
+            reject_over_fraction: false,
+            capture_reuse: own,
+            release_lock_on_malloc: false,
+            caching: true,
+            trim_before_growth: own,
+            exact_peaks: !own,
+            trim_above: None,
+            wait_for_recorded: false,
+            quarantine: false,
+            virtual_memory: if own { VirtualMemory::WherePossible } else { VirtualMemory::Never },
+            accepted: Vec::new(),
+            pytorch_options: String::new(),
+        }
+    }
+
+    /// This configuration, if [`validate`](Self::validate) finds nothing wrong with it.
+    ///
+    /// # Errors
+    ///
+    /// As [`validate`](Self::validate).
+    pub fn build(self) -> Result<Self, ConfigError> {
+        self.validate()?;
+        Ok(self)
+    }
+
+    /// Checks each setting against its range, the policy, and the others. Building an allocator does this too.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_ranges()?;
+        self.validate_policy()?;
+        for (both, first, second) in [
+            (self.quarantine && self.wait_for_recorded, "quarantine", "wait_for_recorded"),
+            (self.quarantine && !self.caching, "quarantine", "caching off"),
+            (self.trim_above.is_some() && !self.caching, "trim_above", "caching off"),
+        ] {
+            if both {
+                return Err(ConfigError::Contradiction { first, second });
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_ranges(&self) -> Result<(), ConfigError> {
+        let large = self.large_segment_size;
+        if !large.is_multiple_of(MIB) {
+            return Err(ConfigError::NotWholeMib { setting: "large_segment_size", bytes: large });
+        }
+        for (setting, bytes, least) in [
+            ("large_segment_size", Some(large), MIN_LARGE_ALLOC + MIB),
+            ("max_split_size", self.max_split_size, large),
+            ("max_non_split_rounding", self.max_non_split_rounding, large),
+        ] {
+            if let Some(bytes) = bytes.filter(|bytes| *bytes < least) {
+                return Err(ConfigError::TooSmall { setting, bytes, least });
+            }
+        }
+        if let Some(value) = self.garbage_collection_threshold.filter(|share| !is_open_fraction(*share)) {
+            let setting = "garbage_collection_threshold";
+            return Err(ConfigError::OutsideRange { setting, value, allowed: Allowed::OpenFraction });
+        }
+        if !is_fraction(self.memory_fraction) {
+            let (setting, value) = ("memory_fraction", self.memory_fraction);
+            return Err(ConfigError::OutsideRange { setting, value, allowed: Allowed::Fraction });
+        }
+        Ok(())
+    }
+
+    fn validate_policy(&self) -> Result<(), ConfigError> {
+        let policy = self.policy;
+        if self.reject_over_fraction && policy == Policy::Torch211 {
+            return Err(ConfigError::NoSuchSetting { setting: "reject_over_fraction", policy });
+        }
+        if !policy.is_bit_exact() {
+            return Ok(());
+        }
+        for (setting, value, fixed) in
+            [("trim_before_growth", self.trim_before_growth, false), ("exact_peaks", self.exact_peaks, true)]
+        {
+            if value != fixed {
+                return Err(ConfigError::NotWithPolicy { setting, value, policy });
+            }
+        }
+        for (set, setting) in [
+            (self.trim_above.is_some(), "trim_above"),
+            (self.wait_for_recorded, "wait_for_recorded"),
+            (self.quarantine, "quarantine"),
+            (self.virtual_memory != VirtualMemory::Never, "virtual_memory"),
+        ] {
+            if set {
+                return Err(ConfigError::NoSuchSetting { setting, policy });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Above 0 and below 1; false for what is not a number.
+fn is_open_fraction(share: f64) -> bool {
+    share > 0.0 && share < 1.0
+}
+
+/// From 0 to 1; false for what is not a number.
+fn is_fraction(share: f64) -> bool {
+    (0.0..=1.0).contains(&share)
+}

@@ -1,0 +1,100 @@
+//! The policies by name. What a policy decides is not here: the allocator asks its own policy module.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{ConfigError, excerpt};
+
+/// The rules an allocator follows, chosen when it is built and fixed from then on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Policy {
+    /// Segments from the driver, split and merged: this project's own rules, and the default.
+    #[default]
+    Segments,
+    /// Bit for bit what PyTorch 2.15.0 does.
+    Torch215,
+    /// Bit for bit what PyTorch 2.11.0 does.
+    Torch211,
+}
+
+impl Policy {
+    /// Every policy of this version.
+    pub const ALL: &'static [Self] = &[Self::Segments, Self::Torch215, Self::Torch211];
+
+    /// The name that [`Display`](fmt::Display) writes and [`FromStr`] reads.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Segments => "segments",
+            Self::Torch215 => "torch-2.15",
+            Self::Torch211 => "torch-2.11",
+        }
+    }
+
+    /// Whether the policy promises the very addresses, statistics and events of a PyTorch version.
+    #[must_use]
+    pub const fn is_bit_exact(self) -> bool {
+        match self {
+            Self::Segments => false,
+            Self::Torch215 | Self::Torch211 => true,
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Policy {
+    type Err = ConfigError;
+
+    /// Reads exactly the names of [`Policy::ALL`].
+    fn from_str(name: &str) -> Result<Self, ConfigError> {
+        if let Some(policy) = Self::ALL.iter().find(|policy| policy.name() == name) {
+            return Ok(*policy);
+        }
+        match name {
+            "pages" => Err(ConfigError::PolicyNotInThisVersion { name: "pages" }),
+            "stream-ordered" => Err(ConfigError::PolicyNotInThisVersion { name: "stream-ordered" }),
+            _ => Err(ConfigError::UnknownPolicy { name: excerpt(name) }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for policy in Policy::ALL {
+            assert_eq!(policy.to_string().parse::<Policy>().unwrap(), *policy);
+        }
+        assert_eq!(Policy::default(), Policy::Segments);
+        assert_eq!(format!("{:>12}|", Policy::Torch211), "  torch-2.11|");
+    }
+
+    #[test]
+    fn coming_policies_are_not_called_unknown() {
+        for name in ["pages", "stream-ordered"] {
+            let error = name.parse::<Policy>().unwrap_err();
+            assert_eq!(error, ConfigError::PolicyNotInThisVersion { name });
+            assert!(error.to_string().contains("not in this version"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_told_the_known_ones() {
+        for name in ["", "Segments", "torch", "torch-2.13", " segments", "ſegments"] {
+            let text = name.parse::<Policy>().unwrap_err().to_string();
+            for policy in Policy::ALL {
+                assert!(text.contains(policy.name()), "{text}");
+            }
+        }
+        let long = "x".repeat(1 << 20);
+        assert!(long.parse::<Policy>().unwrap_err().to_string().len() < 300);
+    }
+}
