@@ -1,2 +1,51 @@
-//! The caching allocator of gpupool: segments, blocks, pools, reclaiming and statistics.
+//! The caching allocator of gpupool: segments, blocks, pools, reclaiming and statistics, for one device.
 #![forbid(unsafe_code)]
+
+mod allocation;
+mod allocator;
+mod arena;
+mod capture_reuse;
+mod checkpoint;
+mod collect;
+pub mod config;
+mod context;
+mod counters;
+mod driver;
+mod error;
+mod events;
+mod growth;
+mod hooks;
+mod ids;
+mod index;
+mod inner;
+mod ladder;
+mod oom;
+mod policy;
+mod pool;
+mod provider;
+mod reclaim;
+mod routing;
+mod shared;
+pub mod state;
+mod stats;
+mod stream;
+mod sync;
+mod totals;
+mod units;
+
+pub use allocation::{Allocation, Placement};
+pub use allocator::Allocator;
+pub use checkpoint::{PoolCheckpoint, Restored};
+pub use config::{Config, Policy};
+pub use counters::{Stat, StatArray};
+pub use error::{AllocError, FreeError, PoolError};
+pub use hooks::{HookId, OomObserver, Reclaimer, RejectionObserver};
+pub use ids::{Part, PoolId, StreamId};
+pub use oom::{Advice, FreeBytes, OutOfMemory, PinnedSegment};
+pub use provider::SegmentProvider;
+pub use reclaim::Trimmed;
+pub use routing::{CaptureRegistry, Filter};
+pub use state::State;
+pub use stats::{PoolStats, Stats};
+pub use stream::Stream;
+pub use totals::Limit;

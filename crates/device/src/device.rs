@@ -1,8 +1,8 @@
 //! The calls the allocator makes.
 
 use crate::{
-    Address, CaptureFrontier, CaptureMode, CaptureStatus, DeviceProperties, DriverResult, EventHandle, MemoryHandle,
-    MemoryInfo, StreamHandle,
+    Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, DeviceProperties, DriverError, DriverResult,
+    EventHandle, MemoryHandle, MemoryInfo, NodeId, StreamHandle, code,
 };
 
 /// Every call the allocator ever makes to a driver. See the crate's documentation for the rules (D1 to D4) and for what
@@ -99,6 +99,14 @@ pub trait Device: Send + Sync + 'static {
     /// Where a capturing stream stands in its graph; `None` if it is not capturing, or in a capture that was invalidated.
     /// *Blocks*: no. *Capture*: permitted.
     fn capture_frontier(&self, stream: StreamHandle) -> DriverResult<Option<CaptureFrontier>>;
+
+    /// The nodes that `node` of a graph under capture depends on directly. *Blocks*: no. *Capture*: permitted.
+    ///
+    /// *Errors*: `NOT_SUPPORTED` from a device that cannot tell, which is what the provided body does.
+    fn node_dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>> {
+        let _ = node;
+        Err(DriverError::new(Call::GraphGetEdges, code::NOT_SUPPORTED))
+    }
 
     /// Sets the calling **thread's** capture mode and returns the one before. *Blocks*: no. *Capture*: permitted.
     fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode>;

@@ -1,0 +1,153 @@
+//! A block in its owner's hands.
+
+use std::sync::Arc;
+
+use gpupool_device::{Address, Device};
+
+use crate::arena::Arena;
+use crate::error::FreeError;
+use crate::inner::Served;
+use crate::stream::{Stream, StreamCore};
+
+/// A block of GPU memory. Dropping it frees it, in the order of its own stream: work that was submitted there before may still use
+/// it, and nobody else gets it before that work is done.
+///
+/// The handle knows its block, so a free searches for nothing. It keeps the memory behind it alive, even when the allocator is gone,
+/// and may be dropped on any thread.
+///
+/// Work on *other* streams is not known to the allocator: say so with [`record_stream`](Self::record_stream) or
+/// [`free_on`](Self::free_on), or their work may find the memory in someone else's hands.
+#[must_use = "dropping an allocation frees it"]
+pub struct Allocation<D: Device> {
+    /// `None` for a request of zero bytes.
+    owner: Option<Owner<D>>,
+    address: Address,
+    size: u64,
+    requested: u64,
+}
+
+struct Owner<D: Device> {
+    arena: Arc<Arena<D>>,
+    block: u32,
+    generation: u32,
+    borrower: Option<Arc<StreamCore>>,
+}
+
+/// Where a block lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placement {
+    /// The segment's number in order of creation, from 0.
+    pub segment: u64,
+    /// Bytes from the segment's start.
+    pub offset: u64,
+}
+
+impl<D: Device> Allocation<D> {
+    pub(crate) fn null() -> Self {
+        Self { owner: None, address: Address::NULL, size: 0, requested: 0 }
+    }
+
+    pub(crate) fn new(served: Served<D>, requested: u64) -> Self {
+        let Served { arena, handed, borrower } = served;
+        Self {
+            owner: Some(Owner { arena, block: handed.block, generation: handed.generation, borrower }),
+            address: handed.address,
+            size: handed.bytes,
+            requested,
+        }
+    }
+
+    /// Where the block starts; [`Address::NULL`] for a request of zero bytes.
+    #[must_use]
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// Bytes of the block: what was asked for, rounded up, and more where the block was not worth splitting.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes that were asked for.
+    #[must_use]
+    pub fn requested(&self) -> u64 {
+        self.requested
+    }
+
+    /// Which segment the block is in and where. `None` for a request of zero bytes, and for a block that a restored checkpoint took
+    /// away. Takes the arena's lock.
+    #[must_use]
+    pub fn placement(&self) -> Option<Placement> {
+        let owner = self.owner.as_ref()?;
+        let state = owner.arena.state.lock();
+        let block = state.blocks.current(owner.block, owner.generation)?;
+        let segment = state.segments.get(block.segment)?;
+        Some(Placement { segment: segment.memory.ordinal, offset: crate::units::to_bytes(block.offset) })
+    }
+
+    /// Says that work on `stream` uses the block: when it is freed, it becomes free only after the work submitted to `stream` by then.
+    /// The block's own stream needs no saying. Takes the arena's lock; no driver call.
+    ///
+    /// # Errors
+    ///
+    /// [`FreeError::ForeignStream`] for a stream of another allocator; [`FreeError::NotLive`] for a block that a restored checkpoint
+    /// took away.
+    pub fn record_stream(&self, stream: &Stream<D>) -> Result<(), FreeError> {
+        let Some(owner) = &self.owner else { return Ok(()) };
+        if !Arc::ptr_eq(&owner.arena.shared, &stream.arena.shared) {
+            return Err(FreeError::ForeignStream { stream: stream.id() });
+        }
+        let in_capture = owner.arena.shared.in_capture().unwrap_or(true);
+        let mut state = owner.arena.state.lock();
+        if !state.is_live(owner.block, owner.generation) {
+            return Err(FreeError::NotLive { address: self.address });
+        }
+        state.record_use(owner.block, &stream.core, in_capture);
+        Ok(())
+    }
+
+    /// Frees the block in the order of another stream: as [`record_stream`](Self::record_stream), then a drop.
+    ///
+    /// # Errors
+    ///
+    /// As `record_stream`, with the handle given back unharmed.
+    pub fn free_on(self, stream: &Stream<D>) -> Result<(), (Self, FreeError)> {
+        match self.record_stream(stream) {
+            Ok(()) => Ok(()),
+            Err(e) => Err((self, e)),
+        }
+    }
+
+    /// Frees the block, and says so if that was not possible.
+    ///
+    /// # Errors
+    ///
+    /// [`FreeError::NotLive`] for a block that a restored checkpoint took away.
+    pub fn free(mut self) -> Result<(), FreeError> {
+        self.release()
+    }
+
+    fn release(&mut self) -> Result<(), FreeError> {
+        let Some(owner) = self.owner.take() else { return Ok(()) };
+        let freed = owner.arena.free(owner.block, owner.generation, owner.borrower.as_ref());
+        freed.map_err(|e| match e {
+            FreeError::NotLive { .. } => FreeError::NotLive { address: self.address },
+            other => other,
+        })
+    }
+}
+
+impl<D: Device> Drop for Allocation<D> {
+    fn drop(&mut self) {
+        if let Err(e) = self.release() {
+            tracing::debug!(error = %e, "a handle outlived its block");
+        }
+    }
+}
+
+impl<D: Device> std::fmt::Debug for Allocation<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Allocation({}, {} bytes, {} requested)", self.address, self.size, self.requested)
+    }
+}

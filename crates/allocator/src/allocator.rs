@@ -1,0 +1,604 @@
+//! The allocator as its users see it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use gpupool_device::{Address, CaptureId, Device, StreamHandle};
+
+use crate::allocation::Allocation;
+use crate::checkpoint::{PoolCheckpoint, Restored};
+use crate::config::{Allowed, Config, ConfigError, LimitSource, fraction_limit};
+use crate::driver::Driver;
+use crate::error::{AllocError, FreeError, PoolError};
+use crate::hooks::{HookId, OomObserver, Reclaimer, RejectionObserver};
+use crate::ids::PoolId;
+use crate::inner::Inner;
+use crate::policy::Rules;
+use crate::pool::PoolEntry;
+use crate::provider::SegmentProvider;
+use crate::reclaim::Trimmed;
+use crate::routing::{CaptureRegistry, Filter, Scope};
+use crate::shared::Shared;
+use crate::state::State;
+use crate::stats::{PoolStats, Stats};
+use crate::stream::Stream;
+use crate::sync::{Mutex, Rank};
+use crate::totals::{Limit, Totals};
+
+/// A caching allocator for one device. Cheap to clone; a clone is the same allocator. All methods may be called from any thread.
+///
+/// Memory that was freed is kept and handed out again without asking the driver; [`empty_cache`](Self::empty_cache) gives it back.
+/// Dropping the last clone gives back what is free at once, and the rest as the last blocks are dropped: then that drop may wait for
+/// the device.
+pub struct Allocator<D: Device> {
+    inner: Arc<Inner<D>>,
+    /// Blocks whose owner keeps an address only.
+    raw: Arc<RawTable<D>>,
+}
+
+/// Live blocks by address, for owners that cannot keep a handle. Sharded by address; each shard has its own lock.
+struct RawTable<D: Device> {
+    shards: [Mutex<HashMap<Address, Allocation<D>>>; 16],
+}
+
+impl<D: Device> RawTable<D> {
+    fn new() -> Self {
+        Self { shards: std::array::from_fn(|_| Mutex::new(Rank::Leaf, HashMap::new())) }
+    }
+
+    fn shard(&self, address: Address) -> &Mutex<HashMap<Address, Allocation<D>>> {
+        let hash = (address.0 / 512).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60;
+        &self.shards[hash as usize]
+    }
+}
+
+impl<D: Device> Clone for Allocator<D> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), raw: Arc::clone(&self.raw) }
+    }
+}
+
+impl<D: Device> std::fmt::Debug for Allocator<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Allocator({}, device {})", self.config().policy(), self.device().ordinal())
+    }
+}
+
+impl<D: Device> Allocator<D> {
+    /// An allocator for `device` that shares the process's registry of captures. Asks the driver nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Config`] for a configuration that contradicts itself.
+    pub fn new(device: Arc<D>, config: Config) -> Result<Self, AllocError> {
+        Self::with_registry(device, config, CaptureRegistry::global())
+    }
+
+    /// As [`new`](Self::new), with a registry of captures of the caller's.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_registry(
+        device: Arc<D>,
+        config: Config,
+        registry: Arc<CaptureRegistry>,
+    ) -> Result<Self, AllocError> {
+        config.validate()?;
+        let rules = Rules::new(&config, device.properties());
+        let total = device.properties().total_memory;
+        let limit = config.initial_limit(total).map(|(bytes, source)| Limit { bytes, source });
+        let rejecting = config.reject_over_fraction().then(|| (config.memory_fraction() * total as f64) as u64);
+        let totals = Totals::new(limit, rules.arena.max_split, rejecting);
+        let shared = Arc::new(Shared::new(Driver::new(device), rules, config, totals));
+        let inner = Arc::new(Inner::new(shared, registry));
+        inner.note_ages();
+        Ok(Self { inner, raw: Arc::new(RawTable::new()) })
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<D> {
+        self.inner.shared.driver.device()
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.inner.shared.config
+    }
+
+    /// The registry of captures that requests are routed by.
+    #[must_use]
+    pub fn capture_registry(&self) -> &Arc<CaptureRegistry> {
+        &self.inner.registry
+    }
+
+    // Streams.
+
+    /// Registers a stream, or returns its registration. The handles 0 and 1 are the legacy default stream; 2 is the calling thread's
+    /// own default stream, a registration a thread. O(1); no driver call.
+    #[must_use]
+    pub fn register_stream(&self, handle: StreamHandle) -> Stream<D> {
+        self.inner.register(handle)
+    }
+
+    /// The stream is about to be destroyed. Its free memory is given to all once its last work is done; its handle may be registered
+    /// again, as another stream. Records one event; does not wait. Under the bit-exact policies a handle is a stream for ever, and this
+    /// does nothing.
+    ///
+    /// # Errors
+    ///
+    /// The driver's, if no event could be recorded: then call it again.
+    pub fn retire_stream(&self, stream: &Stream<D>) -> Result<(), AllocError> {
+        self.check_stream(stream)?;
+        if self.inner.shared.rules.streams_by_handle {
+            return Ok(());
+        }
+        stream.core.retire(&self.inner.shared.driver)?;
+        let mut streams = self.inner.streams.lock();
+        streams.live.retain(|_, s| s.core.id != stream.core.id);
+        Ok(())
+    }
+
+    /// Sets the calling thread's current stream, by which the bit-exact policies tell whether they are inside a capture.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::ForeignStream`].
+    pub fn set_current_stream(&self, stream: &Stream<D>) -> Result<(), AllocError> {
+        self.check_stream(stream)?;
+        let thread = std::thread::current().id();
+        self.inner.shared.context.current.lock().insert(thread, stream.core.handle);
+        Ok(())
+    }
+
+    fn check_stream(&self, stream: &Stream<D>) -> Result<(), AllocError> {
+        if stream.core.allocator == self.inner.id {
+            Ok(())
+        } else {
+            Err(AllocError::ForeignStream { stream: stream.core.id })
+        }
+    }
+
+    // Blocks.
+
+    /// A block of at least `bytes` on `stream`, aligned to 512. Zero bytes give a null block and touch nothing.
+    ///
+    /// A hit takes the lock of the stream's arena and calls no driver (but one capture query while a capture is announced in the
+    /// process). A miss climbs the policy's ladder, whose last rungs wait for the device.
+    ///
+    /// # Errors
+    ///
+    /// See [`AllocError`]. A failed call changes no live block, route or handle; cached memory may have been given back.
+    pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
+        if bytes == 0 {
+            return Ok(Allocation::null());
+        }
+        Ok(Allocation::new(self.inner.alloc(bytes, stream)?, bytes))
+    }
+
+    /// Exactly the range that starts at `address`, if it lies in a free block that requests of `stream` would be served from; `None`
+    /// if it is not free, or `address` is not a multiple of 512 into such a block. O(free blocks of the stream).
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc), but for out of memory.
+    pub fn alloc_at(
+        &self,
+        bytes: u64,
+        address: Address,
+        stream: &Stream<D>,
+    ) -> Result<Option<Allocation<D>>, AllocError> {
+        if bytes == 0 {
+            return Ok(Some(Allocation::null()));
+        }
+        Ok(self.inner.alloc_at(bytes, address, stream)?.map(|served| Allocation::new(served, bytes)))
+    }
+
+    /// Gives a block's handle up for its address: it stays live until [`from_raw`](Self::from_raw), or until the allocator is dropped.
+    /// For owners that keep an address only, such as C callers. O(1), one shard's lock.
+    #[must_use = "the address is the only name that the block has now"]
+    pub fn into_raw(&self, allocation: Allocation<D>) -> Address {
+        let address = allocation.address();
+        if !address.is_null() {
+            self.raw.shard(address).lock().insert(address, allocation);
+        }
+        address
+    }
+
+    /// The handle of a block that was given up for its address. Null gives a null block. O(1), one shard's lock.
+    ///
+    /// # Errors
+    ///
+    /// [`FreeError::NotLive`] for any other address: one freed before, inside a block, or of another allocator. Nothing has changed.
+    pub fn from_raw(&self, address: Address) -> Result<Allocation<D>, FreeError> {
+        if address.is_null() {
+            return Ok(Allocation::null());
+        }
+        self.raw.shard(address).lock().remove(&address).ok_or(FreeError::NotLive { address })
+    }
+
+    /// The start and bytes of the driver allocation that an address lies in; `None` if it is in no segment. O(segments).
+    #[must_use]
+    pub fn base_allocation(&self, address: Address) -> Option<(Address, u64)> {
+        self.inner.arenas().iter().find_map(|arena| {
+            let state = arena.state.lock();
+            let found = state.segments.iter().find(|(_, s)| {
+                address >= s.memory.base && address.offset_from(s.memory.base) < s.memory.bytes
+            });
+            found.map(|(_, s)| (s.memory.base, s.memory.bytes))
+        })
+    }
+
+    /// Bytes of the largest block that any stream or pool holds free.
+    #[must_use]
+    pub fn largest_free_block(&self) -> u64 {
+        let per_arena = self.inner.arenas().into_iter().filter_map(|arena| {
+            let mut state = arena.state.lock();
+            state.flush_bins(&arena.counters);
+            let largest = state.lanes.iter().filter_map(|l| l.index.largest(&state.blocks));
+            largest.map(|id| crate::units::to_bytes(state.blocks[id].size)).max()
+        });
+        per_arena.max().unwrap_or(0)
+    }
+
+    // Giving memory back.
+
+    /// Gives every wholly free segment back to the driver, of the default pool and of pools that nobody uses. **Waits** for freed
+    /// blocks that other streams still use. What stays, and why, is in the result.
+    ///
+    /// # Errors
+    ///
+    /// The driver's, where waiting failed. What was given back before stays given back.
+    pub fn empty_cache(&self) -> Result<Trimmed, AllocError> {
+        self.inner.release_cached()
+    }
+
+    /// As [`empty_cache`](Self::empty_cache), for one private pool that nobody uses.
+    ///
+    /// # Errors
+    ///
+    /// As [`empty_cache`](Self::empty_cache).
+    pub fn empty_cache_of(&self, pool: PoolId) -> Result<Trimmed, AllocError> {
+        if pool.is_default() { self.empty_cache() } else { self.inner.release_cached_of(pool) }
+    }
+
+    /// As [`empty_cache`](Self::empty_cache), but waits for nothing: what the device may still use stays.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn trim(&self) -> Result<Trimmed, AllocError> {
+        self.inner.release_without_waiting()
+    }
+
+    /// Limits the bytes in segments to a fraction of the device's memory; 1 takes any limit off. Cached memory beyond it stays until
+    /// it is needed. What the driver itself, libraries and other processes hold is not counted.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::Config`] outside 0 to 1.
+    pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
+        if !(0.0..=1.0).contains(&fraction) {
+            let (setting, allowed) = ("memory_fraction", Allowed::Fraction);
+            return Err(ConfigError::OutsideRange { setting, value: fraction, allowed }.into());
+        }
+        let limit = fraction_limit(fraction, self.device().properties().total_memory);
+        self.inner.shared.totals.lock().limit = limit.map(|bytes| Limit { bytes, source: LimitSource::Fraction });
+        self.inner.note_ages();
+        Ok(())
+    }
+
+    /// Limits the bytes in segments, or takes any limit off.
+    pub fn set_memory_limit(&self, bytes: Option<u64>) {
+        let limit = bytes.map(|bytes| Limit { bytes, source: LimitSource::User });
+        self.inner.shared.totals.lock().limit = limit;
+        self.inner.note_ages();
+    }
+
+    /// The limit in force.
+    #[must_use]
+    pub fn memory_limit(&self) -> Option<Limit> {
+        self.inner.shared.totals.lock().limit
+    }
+
+    /// The limit as a fraction of the device's memory; 1 without one.
+    #[must_use]
+    pub fn memory_fraction(&self) -> f64 {
+        let total = self.device().properties().total_memory;
+        self.memory_limit().map_or(1.0, |l| l.bytes as f64 / total as f64)
+    }
+
+    /// Bytes that requests could still be served from: free with the driver, and cached here in wholly free segments.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn available(&self) -> Result<u64, AllocError> {
+        let idle: u64 = self
+            .inner
+            .arenas()
+            .iter()
+            .filter(|a| a.holds_default)
+            .flat_map(|a| a.idle_segments(|_| true))
+            .map(|i| i.bytes)
+            .sum();
+        let free = self.inner.shared.driver.mem_info()?.free.saturating_add(idle);
+        let held = self.inner.shared.totals.lock().held();
+        Ok(self.memory_limit().map_or(free, |l| free.min(l.bytes.saturating_sub(held).saturating_add(idle))))
+    }
+
+    // Pools and scopes.
+
+    /// Takes a private pool: makes it, or counts one more user.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Released`] for a pool whose last user is gone (under policies that do not revive pools); [`PoolError::Default`].
+    pub fn create_pool(&self, id: PoolId) -> Result<(), AllocError> {
+        self.take_pool(id, None)
+    }
+
+    /// Makes a private pool whose segments come from `provider`.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::HasProvider`] if the pool exists.
+    pub fn create_pool_with(&self, id: PoolId, provider: Arc<dyn SegmentProvider>) -> Result<(), AllocError> {
+        self.take_pool(id, Some(provider))
+    }
+
+    fn take_pool(&self, id: PoolId, provider: Option<Arc<dyn SegmentProvider>>) -> Result<(), AllocError> {
+        if id.is_default() {
+            return Err(PoolError::Default.into());
+        }
+        let inner = &self.inner;
+        if provider.is_some() && inner.pools.get(id).is_ok() {
+            return Err(PoolError::HasProvider { pool: id }.into());
+        }
+        if inner.pools.take(id, inner.shared.rules.revives_pools)?.is_some() {
+            return Ok(());
+        }
+        let no_split = inner.pools.lock().no_split.contains(&id);
+        let pool = inner.make_pool(id, provider, no_split);
+        let mut table = inner.pools.lock();
+        // Two threads may make one pool at once: the first stays, and the second one's arena is empty.
+        let entry = table.pools.entry(id).or_insert(PoolEntry { pool, use_count: 0, captured: false });
+        entry.use_count += 1;
+        Ok(())
+    }
+
+    /// One user of a pool less. After the last one the pool is freeable: live blocks stay valid, and its memory goes back when the
+    /// cache is emptied or memory runs out.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Unknown`], [`PoolError::OverReleased`].
+    pub fn release_pool(&self, id: PoolId) -> Result<(), AllocError> {
+        Ok(self.inner.pools.release(id)?)
+    }
+
+    /// How many users a pool has.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Unknown`].
+    pub fn pool_use_count(&self, id: PoolId) -> Result<i64, AllocError> {
+        Ok(self.inner.pools.use_count(id)?)
+    }
+
+    /// A pool's figures. O(1); no arena's lock.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Unknown`].
+    pub fn pool_stats(&self, id: PoolId) -> Result<PoolStats, AllocError> {
+        Ok(self.inner.pools.get(id)?.stats())
+    }
+
+    /// Routes the requests that `filter` claims to a pool, until [`end_allocate_to_pool`](Self::end_allocate_to_pool). Takes the pool
+    /// as [`create_pool`](Self::create_pool) does. The newest scope goes first.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::AlreadyRecording`] for a pool with an open scope, under the bit-exact policies; those of `create_pool`.
+    pub fn begin_allocate_to_pool(&self, id: PoolId, filter: Filter) -> Result<(), AllocError> {
+        self.begin_scope(id, filter, None)
+    }
+
+    /// As [`begin_allocate_to_pool`](Self::begin_allocate_to_pool), from inside a capture: such a scope goes before the capture's own
+    /// pool. With the default pool's id the requests go outside the capture's pool, for buffers that outlive its graph.
+    ///
+    /// # Errors
+    ///
+    /// As `begin_allocate_to_pool`.
+    pub fn begin_allocate_inside(&self, capture: CaptureId, id: PoolId, filter: Filter) -> Result<(), AllocError> {
+        self.begin_scope(id, filter, Some(capture))
+    }
+
+    fn begin_scope(&self, id: PoolId, filter: Filter, inside: Option<CaptureId>) -> Result<(), AllocError> {
+        let scopes = &self.inner.shared.context.scopes;
+        let exclusive = self.inner.shared.rules.streams_by_handle;
+        if !(id.is_default() && inside.is_some()) {
+            // PyTorch counts the user before it refuses the scope, and so do the policies that copy it.
+            self.create_pool(id)?;
+            if exclusive && scopes.contains(id) {
+                return Err(PoolError::AlreadyRecording { pool: id }.into());
+            }
+        }
+        scopes.push(Scope { pool: id, filter, inside });
+        Ok(())
+    }
+
+    /// Closes the newest scope of a pool (of those that claim a thread's requests, the calling thread's). The pool keeps its user: a
+    /// [`release_pool`](Self::release_pool) is still owed.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NotRecording`].
+    pub fn end_allocate_to_pool(&self, id: PoolId) -> Result<(), AllocError> {
+        let me = std::thread::current().id();
+        let mine = |s: &Scope| !matches!(s.filter, Filter::Thread(t) if t != me);
+        if !self.inner.shared.context.scopes.remove(id, mine) {
+            return Err(PoolError::NotRecording { pool: id }.into());
+        }
+        if self.config().capture_reuse() {
+            self.inner.reach.lock().clear();
+            if let Ok(pool) = self.inner.pools.get(id) {
+                pool.arena.flush_deferred(|slot| slot == pool.slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on requests take whole blocks of this pool, never parts. May be said before the pool exists; is not taken back.
+    pub fn set_no_split(&self, id: PoolId) {
+        let pool = {
+            let mut table = self.inner.pools.lock();
+            table.no_split.insert(id);
+            table.pools.get(&id).map(|e| Arc::clone(&e.pool))
+        };
+        if let Some(pool) = pool {
+            pool.arena.state.lock().slots[pool.slot as usize].no_split = true;
+        }
+    }
+
+    /// Whether free blocks of this pool serve requests of the default pool that would otherwise fail.
+    pub fn set_use_on_oom(&self, id: PoolId, on: bool) {
+        let mut table = self.inner.pools.lock();
+        if on {
+            table.use_on_oom.insert(id);
+        } else {
+            table.use_on_oom.remove(&id);
+        }
+    }
+
+    /// Notes the layout of a private pool.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Unknown`], [`PoolError::PendingBlock`].
+    pub fn checkpoint_pool(&self, id: PoolId) -> Result<PoolCheckpoint, AllocError> {
+        self.inner.checkpoint(id)
+    }
+
+    /// Brings a pool's layout back: its live blocks are freed, and those of the checkpoint are live again. Nothing is changed on an
+    /// error.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Unknown`], [`PoolError::Released`], [`PoolError::CheckpointMismatch`].
+    pub fn restore_pool(&self, checkpoint: &PoolCheckpoint) -> Result<Restored<D>, AllocError> {
+        self.inner.restore(checkpoint)
+    }
+
+    // Captures, in PyTorch's terms.
+
+    /// Counts a capture begun (PyTorch's `markCaptureBegin`). Only the bit-exact policies look.
+    pub fn mark_capture_begin(&self) {
+        self.inner.shared.context.marked_captures.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Counts a capture ended. More ends than begins are ignored.
+    pub fn mark_capture_end(&self) {
+        let counter = &self.inner.shared.context.marked_captures;
+        // `Err` is an end without a begin.
+        let _ = counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1));
+    }
+
+    // Hooks.
+
+    /// Adds an observer that is called, with no lock held, when a request ends in out of memory.
+    pub fn add_oom_observer(&self, observer: Arc<OomObserver>) -> HookId {
+        self.inner.hooks.add_oom(observer)
+    }
+
+    /// Adds an observer that is called, with no lock held, when growth is rejected outright.
+    pub fn add_rejection_observer(&self, observer: Arc<RejectionObserver>) -> HookId {
+        self.inner.hooks.add_rejection(observer)
+    }
+
+    /// Adds a reclaimer: called with the bytes wanted, with no lock held, when a request found no block; it returns whether it freed
+    /// anything. Higher priorities first.
+    pub fn add_reclaimer(&self, priority: i32, reclaimer: Arc<Reclaimer>) -> HookId {
+        self.inner.hooks.add_reclaimer(priority, reclaimer)
+    }
+
+    /// Takes an observer or reclaimer off again; whether it was there.
+    pub fn remove_hook(&self, id: HookId) -> bool {
+        self.inner.hooks.remove(id)
+    }
+
+    // State.
+
+    /// All statistics. O(arenas); takes no arena's lock.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+
+    /// Sets every peak to the current figure. Cumulative figures stay.
+    pub fn reset_peak_stats(&self) {
+        for arena in self.inner.arenas() {
+            let _state = arena.state.lock();
+            arena.counters.reset_peaks();
+        }
+        self.inner.shared.totals.lock().reset_peaks();
+    }
+
+    /// Sets cumulative figures and event counts to zero.
+    pub fn reset_accumulated_stats(&self) {
+        for arena in self.inner.arenas() {
+            let _state = arena.state.lock();
+            arena.counters.reset_accumulated();
+        }
+        self.inner.shared.totals.lock().reset_accumulated();
+    }
+
+    /// Everything as data. O(blocks); each arena is locked while its part is copied.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.inner.state()
+    }
+
+    /// Bytes of host memory that block records take, and how many records there are.
+    #[must_use]
+    pub fn host_bytes(&self) -> (usize, usize) {
+        let per_arena = self.inner.arenas().into_iter().map(|a| a.host_bytes());
+        per_arena.fold((0, 0), |sum, a| (sum.0 + a.0, sum.1 + a.1))
+    }
+
+    /// Checks every invariant by recounting everything; the first breach in words. For tests, and for whoever doubts. O(blocks).
+    ///
+    /// # Errors
+    ///
+    /// The breach.
+    pub fn validate(&self) -> Result<(), String> {
+        for arena in self.inner.arenas() {
+            arena.state.lock().validate(&arena.counters)?;
+        }
+        Ok(())
+    }
+}
+
+impl<D: Device> Inner<D> {
+    fn note_ages(&self) {
+        let limited = self.shared.totals.lock().limit.is_some();
+        let counts = limited && self.shared.config.garbage_collection_threshold().is_some();
+        self.shared.counts_ages.store(counts, Ordering::Relaxed);
+    }
+}
+
+/// What is free goes back at once; what is live keeps its arena.
+impl<D: Device> Drop for Inner<D> {
+    fn drop(&mut self) {
+        self.streams.get_mut().live.clear();
+        if let Err(e) = self.release_without_waiting() {
+            tracing::debug!(error = %e, "the cache was not emptied as the allocator was dropped");
+        }
+        let driver = &self.shared.driver;
+        self.streams.get_mut().all.iter().for_each(|s| s.drop_marks(driver));
+    }
+}

@@ -1,0 +1,104 @@
+//! Bins of exact sizes: the shortest way from a free to the next allocation of the same size.
+//!
+//! A freed block goes to its stream's bin as it is, not merged with its neighbours, and the next request of exactly its size takes
+//! it from there. A bin is a stack, so the block whose memory is warmest goes first.
+//!
+//! * **N1** Binned blocks are free: they count as free in every figure.
+//! * **N2** A lane bins at most [`MAX_BLOCKS`] blocks and [`MAX_BYTES`] bytes a bin; what exceeds that is merged at once.
+//! * **N3** Bins are emptied before the arena asks for more memory.
+
+use super::{BlockId, Blocks, NONE};
+use crate::units::{Units, to_bytes};
+
+const SLOTS: usize = 64;
+/// Most blocks in one bin.
+const MAX_BLOCKS: u32 = 64;
+/// Most bytes in one bin, unless it holds a single block.
+const MAX_BYTES: u64 = 8 << 20;
+
+#[derive(Clone, Copy, Debug)]
+struct Bin {
+    size: Units,
+    head: BlockId,
+    count: u32,
+}
+
+/// A lane's bins: a table indexed by a hash of the size, one size a slot.
+#[derive(Debug)]
+pub(crate) struct Bins {
+    slots: Box<[Bin; SLOTS]>,
+    count: u32,
+}
+
+const fn slot_of(size: Units) -> usize {
+    (size.wrapping_mul(0x9E37_79B1) >> 26) as usize
+}
+
+impl Bins {
+    pub(crate) fn new() -> Self {
+        Self { slots: Box::new([Bin { size: 0, head: NONE, count: 0 }; SLOTS]), count: 0 }
+    }
+
+    /// Blocks in all bins.
+    pub(crate) fn len(&self) -> u32 {
+        self.count
+    }
+
+    /// Takes a block of exactly `size`. O(1).
+    pub(crate) fn pop(&mut self, blocks: &Blocks, size: Units) -> Option<BlockId> {
+        let bin = &mut self.slots[slot_of(size)];
+        if bin.size != size || bin.count == 0 {
+            return None;
+        }
+        let id = bin.head;
+        bin.head = blocks[id].right;
+        bin.count -= 1;
+        self.count -= 1;
+        Some(id)
+    }
+
+    /// Keeps a block, unless its bin is full or holds another size. O(1).
+    pub(crate) fn push(&mut self, blocks: &mut Blocks, id: BlockId) -> bool {
+        let size = blocks[id].size;
+        let bin = &mut self.slots[slot_of(size)];
+        if bin.count == 0 {
+            bin.size = size;
+            bin.head = NONE;
+        } else if bin.size != size || bin.count >= MAX_BLOCKS || u64::from(bin.count + 1) * to_bytes(size) > MAX_BYTES {
+            return false;
+        }
+        blocks[id].right = bin.head;
+        bin.head = id;
+        bin.count += 1;
+        self.count += 1;
+        true
+    }
+
+    /// Empties all bins and returns what was in them, in a fixed order.
+    pub(crate) fn drain(&mut self, blocks: &Blocks) -> Vec<BlockId> {
+        let mut out = Vec::with_capacity(self.count as usize);
+        for bin in self.slots.iter_mut() {
+            let mut at = bin.head;
+            for _ in 0..bin.count {
+                out.push(at);
+                at = blocks[at].right;
+            }
+            *bin = Bin { size: 0, head: NONE, count: 0 };
+        }
+        self.count = 0;
+        out
+    }
+
+    /// The ids in all bins, for checks.
+    pub(crate) fn ids(&self, blocks: &Blocks) -> Vec<BlockId> {
+        let mut out = Vec::new();
+        for bin in self.slots.iter() {
+            let mut at = bin.head;
+            for _ in 0..bin.count {
+                out.push(at);
+                at = blocks[at].right;
+            }
+        }
+        out
+    }
+}

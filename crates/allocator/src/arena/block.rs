@@ -1,0 +1,149 @@
+//! The record of a block, and the slab that holds an arena's blocks.
+//!
+//! A record is 56 bytes and holds everything that allocation, splitting and merging need; nothing is allocated per block. Blocks
+//! refer to each other by index. What only few blocks have (recorded uses) lives in a side table.
+//!
+//! * **B1** `prev` and `next` link the blocks of one segment in address order, without gaps.
+//! * **B2** `left` and `right` belong to the free index while the block is free, to its bin while it is binned, and to the slab
+//!   while the record is vacant.
+
+use crate::units::Units;
+
+/// An index into the slab. Valid only together with the block's generation.
+pub(crate) type BlockId = u32;
+
+/// No block.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// What a block is at present.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BlockState {
+    /// The record is not in use.
+    Vacant,
+    /// Handed out.
+    Live,
+    /// Freed, but some stream may still use it.
+    Pending,
+    /// In the free index.
+    Free,
+    /// In its stream's bin: free, but not merged.
+    Binned,
+}
+
+/// A part of a segment.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    /// What the last owner asked for, in bytes. Stale in a free block, as in PyTorch.
+    pub(crate) requested: u64,
+    pub(crate) segment: u32,
+    /// Units from the segment's start.
+    pub(crate) offset: Units,
+    pub(crate) size: Units,
+    pub(crate) prev: BlockId,
+    pub(crate) next: BlockId,
+    pub(crate) left: u32,
+    pub(crate) right: u32,
+    /// The lane whose index this block goes to when it is free.
+    pub(crate) lane: u32,
+    /// Recorded uses in the arena's side table, or [`NONE`].
+    pub(crate) uses: u32,
+    /// Counts hand-outs of this record, so that a stale handle is recognised.
+    pub(crate) generation: u32,
+    /// The part's age counter when the block became free.
+    pub(crate) age: u32,
+    pub(crate) state: BlockState,
+}
+
+impl Block {
+    /// Whether the segment holds other blocks than this one.
+    pub(crate) fn is_split(&self) -> bool {
+        self.prev != NONE || self.next != NONE
+    }
+}
+
+/// An arena's block records.
+#[derive(Default, Debug)]
+pub(crate) struct Blocks {
+    records: Vec<Block>,
+    vacant: u32,
+    used: u32,
+}
+
+impl Blocks {
+    pub(crate) fn new() -> Self {
+        Self { records: Vec::new(), vacant: NONE, used: 0 }
+    }
+
+    /// Adds a record; its generation continues that of the record it takes the place of.
+    pub(crate) fn insert(&mut self, mut block: Block) -> BlockId {
+        self.used += 1;
+        if self.vacant == NONE {
+            // An arena never comes near 2^32 blocks: 2^32 blocks of 512 bytes are 2 TiB of host records first.
+            let id = self.records.len() as BlockId;
+            self.records.push(block);
+            id
+        } else {
+            let id = self.vacant;
+            let slot = &mut self.records[id as usize];
+            self.vacant = slot.left;
+            block.generation = slot.generation;
+            *slot = block;
+            id
+        }
+    }
+
+    /// Makes a record vacant. Handles to it become stale.
+    pub(crate) fn remove(&mut self, id: BlockId) -> Block {
+        self.used -= 1;
+        let slot = &mut self.records[id as usize];
+        let block = slot.clone();
+        slot.state = BlockState::Vacant;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.left = self.vacant;
+        self.vacant = id;
+        block
+    }
+
+    /// The record, unless it is vacant or of another generation.
+    pub(crate) fn current(&self, id: BlockId, generation: u32) -> Option<&Block> {
+        self.records.get(id as usize).filter(|b| b.generation == generation && b.state != BlockState::Vacant)
+    }
+
+    /// Records in use.
+    pub(crate) fn len(&self) -> usize {
+        self.used as usize
+    }
+
+    /// Bytes of host memory that the records take.
+    pub(crate) fn host_bytes(&self) -> usize {
+        self.records.capacity() * size_of::<Block>()
+    }
+
+    /// The ids of all records in use.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = BlockId> + '_ {
+        (0..self.records.len() as BlockId).filter(|id| self.records[*id as usize].state != BlockState::Vacant)
+    }
+}
+
+impl std::ops::Index<BlockId> for Blocks {
+    type Output = Block;
+    fn index(&self, id: BlockId) -> &Block {
+        &self.records[id as usize]
+    }
+}
+
+impl std::ops::IndexMut<BlockId> for Blocks {
+    fn index_mut(&mut self, id: BlockId) -> &mut Block {
+        &mut self.records[id as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_keeps_its_promised_size() {
+        assert!(size_of::<Block>() <= 56, "{}", size_of::<Block>());
+    }
+}

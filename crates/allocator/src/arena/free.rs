@@ -1,0 +1,128 @@
+//! Freeing: from live to pending or free, merging with free neighbours, and emptying bins.
+
+use super::{ArenaState, BlockId, BlockState, NONE};
+use crate::counters::ArenaCounters;
+use crate::units::to_bytes;
+
+impl ArenaState {
+    /// The block, if it is live and of that generation.
+    pub(crate) fn is_live(&self, id: BlockId, generation: u32) -> bool {
+        self.blocks.current(id, generation).is_some_and(|b| b.state == BlockState::Live)
+    }
+
+    /// First half of a free: the block is no longer its owner's. It counts as active until [`complete_free`](Self::complete_free).
+    pub(crate) fn request_free(&mut self, id: BlockId, counters: &ArenaCounters) {
+        let block = &mut self.blocks[id];
+        block.state = BlockState::Pending;
+        let lane = &self.lanes[block.lane as usize];
+        let (part, bytes) = (lane.part, to_bytes(block.size));
+        counters.allocation.decrease(part, 1);
+        counters.allocated_bytes.decrease(part, bytes as i64);
+        if bytes >= self.rules.max_split {
+            counters.oversize_allocations.decrease(1);
+        }
+        if let Some(pool) = &self.slots[lane.slot as usize].counters {
+            pool.allocated_bytes.decrease(part, bytes as i64);
+        }
+    }
+
+    /// Second half of a free: no stream can use the block any more, so it becomes free. O(1) into a bin, else O(log n).
+    pub(crate) fn complete_free(&mut self, id: BlockId, counters: &ArenaCounters) {
+        let uses = std::mem::replace(&mut self.blocks[id].uses, NONE);
+        if uses != NONE {
+            self.uses.remove(uses);
+        }
+        let block = &self.blocks[id];
+        let lane = &mut self.lanes[block.lane as usize];
+        let (part, bytes) = (lane.part, to_bytes(block.size));
+        counters.active.decrease(part, 1);
+        counters.active_bytes.decrease(part, bytes as i64);
+        counters.requested_bytes.decrease(part, block.requested as i64);
+        let split = block.is_split();
+        if let Some(bins) = &mut lane.bins
+            && bins.push(&mut self.blocks, id)
+        {
+            self.blocks[id].state = BlockState::Binned;
+            counters.binned.increase(1);
+            counters.binned_bytes.increase(bytes as i64);
+            if split {
+                counters.inactive_split.increase(part, 1);
+                counters.inactive_split_bytes.increase(part, bytes as i64);
+            }
+            return;
+        }
+        self.merge(id, 0, 0, counters);
+    }
+
+    /// Merges a block that is in no index with its free neighbours and puts the result into the index. `counted` blocks and bytes
+    /// of it are in `inactive_split` already.
+    fn merge(&mut self, id: BlockId, counted: i64, counted_bytes: i64, counters: &ArenaCounters) {
+        let (mut blocks_change, mut bytes_change) = (-counted, -counted_bytes);
+        let (prev, next) = (self.blocks[id].prev, self.blocks[id].next);
+        for neighbour in [prev, next] {
+            if neighbour == NONE || self.blocks[neighbour].state != BlockState::Free {
+                continue;
+            }
+            blocks_change -= 1;
+            bytes_change -= to_bytes(self.blocks[neighbour].size) as i64;
+            self.absorb(id, neighbour);
+        }
+        let block = &self.blocks[id];
+        let (lane, segment) = (&self.lanes[block.lane as usize], block.segment);
+        let part = lane.part;
+        if block.is_split() {
+            blocks_change += 1;
+            bytes_change += to_bytes(block.size) as i64;
+        } else if let Some(segment) = self.segments.get_mut(segment) {
+            segment.idle_since = lane.core.open_mark();
+        }
+        // Each as one movement: peaks are made of movements.
+        counters.inactive_split.change(part, blocks_change);
+        counters.inactive_split_bytes.change(part, bytes_change);
+        self.index(id);
+    }
+
+    /// Adds a free neighbour's range to `id`; the neighbour's record goes.
+    fn absorb(&mut self, id: BlockId, neighbour: BlockId) {
+        self.unindex(neighbour);
+        let gone = self.blocks.remove(neighbour);
+        let block = &mut self.blocks[id];
+        block.size += gone.size;
+        if gone.next == id {
+            block.offset = gone.offset;
+            block.prev = gone.prev;
+            if gone.prev != NONE {
+                self.blocks[gone.prev].next = id;
+            } else if let Some(segment) = self.segments.get_mut(gone.segment) {
+                segment.first = id;
+            }
+        } else {
+            block.next = gone.next;
+            if gone.next != NONE {
+                self.blocks[gone.next].prev = id;
+            }
+        }
+    }
+
+    /// Empties the bins of all lanes: what was in them is merged and indexed. Returns whether there was anything. O(n).
+    pub(crate) fn flush_bins(&mut self, counters: &ArenaCounters) -> bool {
+        let mut any = false;
+        for lane in 0..self.lanes.len() {
+            let Self { lanes, blocks, .. } = self;
+            let Some(bins) = lanes[lane].bins.as_mut().filter(|b| b.len() > 0) else { continue };
+            let binned = bins.drain(blocks);
+            any = true;
+            for id in binned {
+                let block = &self.blocks[id];
+                let bytes = to_bytes(block.size) as i64;
+                let counted = if block.is_split() { (1, bytes) } else { (0, 0) };
+                counters.binned.decrease(1);
+                counters.binned_bytes.decrease(bytes);
+                // In no index while it is merged.
+                self.blocks[id].state = BlockState::Pending;
+                self.merge(id, counted.0, counted.1, counters);
+            }
+        }
+        any
+    }
+}

@@ -1,0 +1,189 @@
+//! An arena: the unit of locking. Its segments, the blocks that tile them, its lanes' free indexes and bins, and its counters.
+//!
+//! Under `segments` each stream has an arena of its own in the default pool, and each private pool has one; the bit-exact policies
+//! put everything in a single arena, because their peaks and their order span all streams.
+//!
+//! # Invariants (checked by [`ArenaState::validate`])
+//!
+//! * **A1** Blocks tile each segment, in address order, without gaps.
+//! * **A2** No two neighbours are both `Free`.
+//! * **A3** Each `Free` block is in the index of its lane and each `Binned` one in a bin of its lane, and nothing else is.
+//! * **A4** Every counter equals a recount.
+//! * **A5** Pool slots and lanes that are in use are referred to by nothing that is not.
+
+mod bins;
+mod block;
+mod free;
+mod lane;
+mod place;
+mod segment;
+mod uses;
+mod validate;
+
+use std::sync::Arc;
+
+use gpupool_device::Device;
+
+use crate::counters::{ArenaCounters, PoolCounters};
+use crate::ids::{Part, PoolId};
+use crate::shared::Shared;
+use crate::stream::StreamCore;
+use crate::sync::{Mutex, Rank};
+
+pub(crate) use block::{Block, BlockId, BlockState, Blocks, NONE};
+pub(crate) use lane::Lane;
+pub(crate) use place::Handed;
+pub(crate) use segment::{Backing, Memory, Segment, Segments};
+pub(crate) use uses::{PendingQueue, UsesTable};
+
+/// The decisions of the policy and configuration that an arena needs, as plain values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ArenaRules {
+    /// Blocks of at least this many bytes are oversize; `u64::MAX` when nothing is.
+    pub(crate) max_split: u64,
+    /// Slack in bytes with which an oversize block may serve an oversize request.
+    pub(crate) non_split_slack: u64,
+    /// Whether freed blocks go to bins.
+    pub(crate) bins: bool,
+    /// Whether ties between blocks of equal size are broken by address, else by the age of the segment.
+    pub(crate) tie_by_address: bool,
+}
+
+/// A pool as an arena sees it.
+#[derive(Debug)]
+pub(crate) struct PoolSlot {
+    pub(crate) pool: PoolId,
+    /// Requests take whole blocks.
+    pub(crate) no_split: bool,
+    /// Searches so far, for each part: the age that garbage collection goes by.
+    pub(crate) age: [u64; 2],
+    /// A private pool's own figures.
+    pub(crate) counters: Option<Arc<PoolCounters>>,
+    pub(crate) in_use: bool,
+}
+
+/// What an arena's lock protects.
+#[derive(Debug)]
+pub(crate) struct ArenaState {
+    pub(crate) rules: ArenaRules,
+    pub(crate) blocks: Blocks,
+    pub(crate) segments: Segments,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) slots: Vec<PoolSlot>,
+    pub(crate) uses: UsesTable,
+    /// Blocks that wait for other streams, a queue for each such stream.
+    pub(crate) pending: Vec<PendingQueue>,
+    /// Blocks freed in a capture with recorded uses; they become pending when it is over.
+    pub(crate) deferred: Vec<BlockId>,
+}
+
+/// An arena with its lock and its counters, which are read without the lock.
+pub(crate) struct Arena<D: Device> {
+    pub(crate) shared: Arc<Shared<D>>,
+    pub(crate) state: Mutex<ArenaState>,
+    pub(crate) counters: ArenaCounters,
+    /// Slot 0 is the default pool's.
+    pub(crate) holds_default: bool,
+}
+
+impl<D: Device> Arena<D> {
+    pub(crate) fn new(shared: Arc<Shared<D>>, holds_default: bool) -> Self {
+        let state = ArenaState {
+            rules: shared.rules.arena,
+            blocks: Blocks::new(),
+            segments: Segments::default(),
+            lanes: Vec::new(),
+            slots: Vec::new(),
+            uses: UsesTable::default(),
+            pending: Vec::new(),
+            deferred: Vec::new(),
+        };
+        Self { shared, state: Mutex::new(Rank::Arena, state), counters: ArenaCounters::default(), holds_default }
+    }
+}
+
+/// The last reference is gone, so no block of the arena is live: its memory goes back to the driver. Waits for work that may still
+/// use it; what cannot be given back is reported and stays.
+impl<D: Device> Drop for Arena<D> {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        let mut streams: Vec<Arc<StreamCore>> = state.lanes.iter().map(|l| Arc::clone(&l.core)).collect();
+        streams.extend(state.pending.iter().map(|q| Arc::clone(&q.core)));
+        for block in &state.deferred {
+            streams.extend(state.uses.get(state.blocks[*block].uses).into_iter().flat_map(|u| u.streams.iter().cloned()));
+        }
+        streams.sort_by_key(|s| s.id);
+        streams.dedup_by_key(|s| s.id);
+        let segments = std::mem::take(&mut state.segments).into_all();
+        if segments.is_empty() {
+            return;
+        }
+        for stream in streams {
+            if let Err(e) = stream.wait(&self.shared.driver, stream.open_mark()) {
+                tracing::warn!(?stream, error = %e, "could not wait for a stream before its memory is given back");
+            }
+        }
+        for segment in segments {
+            self.shared.give_back_or_strand(segment.memory, segment.part, None);
+        }
+    }
+}
+
+impl ArenaState {
+    /// A slot for a pool, taking the place of one that is gone.
+    pub(crate) fn add_slot(&mut self, pool: PoolId, counters: Option<Arc<PoolCounters>>) -> u32 {
+        let slot = PoolSlot { pool, no_split: false, age: [0; 2], counters, in_use: true };
+        match self.slots.iter().position(|s| !s.in_use) {
+            Some(at) => {
+                self.slots[at] = slot;
+                at as u32
+            }
+            None => {
+                self.slots.push(slot);
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    /// Small and large lane of a stream in a pool slot, side by side; made at its first use. Returns the small one.
+    pub(crate) fn lanes_of(&mut self, slot: u32, core: &Arc<StreamCore>) -> u32 {
+        let known = self.lanes.iter().position(|l| l.in_use && l.slot == slot && l.core.id == core.id);
+        if let Some(at) = known {
+            return at as u32;
+        }
+        let bins = self.rules.bins;
+        let make = |part| Lane::new(slot, part, Arc::clone(core), bins);
+        let vacant = self.lanes.iter().step_by(2).position(|l| !l.in_use).map(|pair| pair * 2);
+        let at = vacant.unwrap_or(self.lanes.len());
+        if vacant.is_some() {
+            self.lanes[at] = make(Part::Small);
+            self.lanes[at + 1] = make(Part::Large);
+        } else {
+            self.lanes.push(make(Part::Small));
+            self.lanes.push(make(Part::Large));
+        }
+        at as u32
+    }
+
+    /// Forgets a pool that has no segments any more.
+    pub(crate) fn remove_slot(&mut self, slot: u32) {
+        debug_assert!(!self.segments.iter().any(|(_, s)| s.slot == slot), "pool slot removed under its segments");
+        self.slots[slot as usize].in_use = false;
+        self.slots[slot as usize].counters = None;
+        for lane in self.lanes.iter_mut().filter(|l| l.slot == slot) {
+            lane.in_use = false;
+        }
+    }
+
+    /// The lanes of one part of a pool, in the order of the driver's handles.
+    pub(crate) fn lanes_in_order(&self, slot: u32, part: Part) -> Vec<u32> {
+        let mut lanes: Vec<u32> = (0..self.lanes.len() as u32)
+            .filter(|l| {
+                let lane = &self.lanes[*l as usize];
+                lane.in_use && lane.slot == slot && lane.part == part
+            })
+            .collect();
+        lanes.sort_by_key(|l| self.lanes[*l as usize].core.handle);
+        lanes
+    }
+}

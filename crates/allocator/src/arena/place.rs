@@ -1,0 +1,216 @@
+//! Serving a request: best fit, splitting, and the counters that move with a hand-out.
+
+use gpupool_device::Address;
+
+use super::{ArenaState, Block, BlockId, BlockState, Memory, NONE, Segment};
+use crate::counters::ArenaCounters;
+use crate::ids::Part;
+use crate::units::{Units, to_bytes, to_units};
+
+/// A large block's rest is kept as a block of its own if it is larger than this. Source: PyTorch's rule 1.5.
+const LARGE_REMAINDER: u64 = 1 << 20;
+
+/// A block that was handed out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Handed {
+    pub(crate) block: BlockId,
+    pub(crate) generation: u32,
+    pub(crate) address: Address,
+    pub(crate) bytes: u64,
+}
+
+impl ArenaState {
+    /// Takes the best block for `size` bytes out of a lane, or `None`. O(1) from a bin, else O(log n) in one size class.
+    ///
+    /// `count_age` says whether this search makes the part's free blocks older (garbage collection is in force).
+    pub(crate) fn take(&mut self, lane: u32, size: u64, count_age: bool, counters: &ArenaCounters) -> Option<BlockId> {
+        if count_age {
+            let l = &self.lanes[lane as usize];
+            let part = l.part.index();
+            self.slots[l.slot as usize].age[part] += 1;
+        }
+        let units = to_units(size)?;
+        let Self { lanes, blocks, segments, rules, .. } = self;
+        let lane = &mut lanes[lane as usize];
+        if let Some(bins) = &mut lane.bins
+            && let Some(id) = bins.pop(blocks, units)
+        {
+            counters.binned.decrease(1);
+            counters.binned_bytes.decrease(size as i64);
+            return Some(id);
+        }
+        let id = lane.index.best_fit(blocks, segments, units)?;
+        let found = to_bytes(blocks[id].size);
+        // An oversize block is not carved up for a small request, nor wasted on a much smaller oversize one.
+        if size < rules.max_split {
+            if found >= rules.max_split {
+                return None;
+            }
+        } else if found >= size.saturating_add(rules.non_split_slack) {
+            return None;
+        }
+        lane.index.remove(blocks, segments, id);
+        Some(id)
+    }
+
+    /// Hands out a block that is in no index, splitting it where the rules say so.
+    pub(crate) fn hand_out(
+        &mut self,
+        id: BlockId,
+        size: u64,
+        requested: u64,
+        counters: &ArenaCounters,
+    ) -> Option<Handed> {
+        let wanted = to_units(size)?;
+        let block = &self.blocks[id];
+        let lane = &self.lanes[block.lane as usize];
+        let (part, slot) = (lane.part, lane.slot as usize);
+        let rest = block.size - wanted;
+        let splits = !self.slots[slot].no_split
+            && match part {
+                Part::Small => rest > 0,
+                Part::Large => size < self.rules.max_split && to_bytes(rest) > LARGE_REMAINDER,
+            };
+        self.place(id, if splits { wanted } else { self.blocks[id].size }, counters);
+        self.activate(id, requested, counters)
+    }
+
+    /// Cuts a block that is in no index down to `front` units, or leaves it whole if it has no more, and moves the counters of free
+    /// blocks in split segments.
+    pub(crate) fn place(&mut self, id: BlockId, front: Units, counters: &ArenaCounters) {
+        let block = &self.blocks[id];
+        let (part, size, was_split) = (self.lanes[block.lane as usize].part, block.size, block.is_split());
+        if front < size {
+            self.split(id, front);
+            if was_split {
+                counters.inactive_split_bytes.decrease(part, to_bytes(front) as i64);
+            } else {
+                counters.inactive_split.increase(part, 1);
+                counters.inactive_split_bytes.increase(part, to_bytes(size - front) as i64);
+            }
+        } else if was_split {
+            counters.inactive_split.decrease(part, 1);
+            counters.inactive_split_bytes.decrease(part, to_bytes(size) as i64);
+        }
+    }
+
+    /// Makes a block live and moves the counters of a hand-out.
+    pub(crate) fn activate(&mut self, id: BlockId, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
+        let block = &mut self.blocks[id];
+        block.state = BlockState::Live;
+        block.generation = block.generation.wrapping_add(1);
+        block.requested = requested;
+        let lane = &self.lanes[block.lane as usize];
+        let (part, bytes) = (lane.part, to_bytes(block.size));
+        counters.allocation.increase(part, 1);
+        counters.allocated_bytes.increase(part, bytes as i64);
+        counters.active.increase(part, 1);
+        counters.active_bytes.increase(part, bytes as i64);
+        counters.requested_bytes.increase(part, requested as i64);
+        if bytes >= self.rules.max_split {
+            counters.oversize_allocations.increase(1);
+        }
+        if let Some(pool) = &self.slots[lane.slot as usize].counters {
+            pool.allocated_bytes.increase(part, bytes as i64);
+        }
+        let segment = self.segments.get(block.segment)?;
+        let offset = to_bytes(block.offset);
+        Some(Handed {
+            block: id,
+            generation: block.generation,
+            address: segment.memory.base.offset(offset),
+            bytes,
+        })
+    }
+
+    /// Cuts a block in two: `id` keeps the front, the tail becomes a free block of the same lane. The tail keeps the request size
+    /// that the block had, as in PyTorch.
+    pub(crate) fn split(&mut self, id: BlockId, front: Units) -> BlockId {
+        let block = &self.blocks[id];
+        let tail = Block {
+            offset: block.offset + front,
+            size: block.size - front,
+            prev: id,
+            generation: 0,
+            uses: NONE,
+            left: NONE,
+            right: NONE,
+            state: BlockState::Free,
+            ..block.clone()
+        };
+        let next = block.next;
+        let tail = self.blocks.insert(tail);
+        if next != NONE {
+            self.blocks[next].prev = tail;
+        }
+        let block = &mut self.blocks[id];
+        block.next = tail;
+        block.size = front;
+        self.index(tail);
+        tail
+    }
+
+    /// Puts a block into the index of its lane.
+    pub(crate) fn index(&mut self, id: BlockId) {
+        let Self { lanes, blocks, segments, slots, .. } = self;
+        let lane = &mut lanes[blocks[id].lane as usize];
+        let block = &mut blocks[id];
+        block.state = BlockState::Free;
+        block.age = slots[lane.slot as usize].age[lane.part.index()] as u32;
+        lane.index.insert(blocks, segments, id);
+    }
+
+    /// Takes a block out of the index of its lane.
+    pub(crate) fn unindex(&mut self, id: BlockId) {
+        let Self { lanes, blocks, segments, .. } = self;
+        lanes[blocks[id].lane as usize].index.remove(blocks, segments, id);
+    }
+
+    /// Adds a segment as one block that is in no index and not yet handed out. `None` beyond 2 TiB.
+    pub(crate) fn add_segment(&mut self, memory: Memory, lane: u32) -> Option<BlockId> {
+        let size = to_units(memory.bytes)?;
+        let tie = if self.rules.tie_by_address { memory.base.0 } else { memory.registration };
+        let (slot, part) = (self.lanes[lane as usize].slot, self.lanes[lane as usize].part);
+        let stream = self.lanes[lane as usize].core.id;
+        let segment =
+            self.segments.insert(Segment { memory, slot, part, lane, stream, first: NONE, tie, idle_since: 0 });
+        let id = self.blocks.insert(Block {
+            requested: 0,
+            segment,
+            offset: 0,
+            size,
+            prev: NONE,
+            next: NONE,
+            left: NONE,
+            right: NONE,
+            lane,
+            uses: NONE,
+            generation: 0,
+            age: 0,
+            state: BlockState::Free,
+        });
+        if let Some(s) = self.segments.get_mut(segment) {
+            s.first = id;
+        }
+        Some(id)
+    }
+
+    /// Takes a segment out whose only block is `id`, free and in the index.
+    pub(crate) fn detach(&mut self, id: BlockId) -> Option<Segment> {
+        debug_assert!(self.blocks[id].state == BlockState::Free && !self.blocks[id].is_split());
+        self.unindex(id);
+        let block = self.blocks.remove(id);
+        self.segments.remove(block.segment)
+    }
+
+    /// Puts a segment in as one free block: one that came from another arena, or that could not be given back.
+    pub(crate) fn attach(&mut self, memory: Memory, lane: u32) -> Option<BlockId> {
+        let id = self.add_segment(memory, lane)?;
+        let mark = self.lanes[lane as usize].core.open_mark();
+        if let Some(s) = self.segments.get_mut(self.blocks[id].segment) {
+            s.idle_since = mark;
+        }
+        self.index(id);
+        Some(id)
+    }
+}

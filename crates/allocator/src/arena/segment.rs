@@ -1,0 +1,110 @@
+//! The record of a segment: one range of addresses that blocks tile.
+
+use std::sync::Arc;
+
+use gpupool_device::{Address, MemoryHandle};
+
+use super::BlockId;
+use crate::ids::{Part, StreamId};
+use crate::index::TieBreak;
+use crate::provider::SegmentProvider;
+
+/// What is behind a segment's addresses, and so how it is given back.
+#[derive(Clone)]
+pub(crate) enum Backing {
+    /// A plain driver allocation: giving it back waits for the whole device.
+    Plain,
+    /// One physical handle mapped over the whole range: giving it back waits for nothing, so the device must be done with it.
+    Handle(MemoryHandle),
+    /// A pool's own provider.
+    Provider(Arc<dyn SegmentProvider>),
+}
+
+impl std::fmt::Debug for Backing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Plain => f.write_str("Plain"),
+            Self::Handle(h) => write!(f, "Handle({})", h.0),
+            Self::Provider(_) => f.write_str("Provider"),
+        }
+    }
+}
+
+/// A segment's memory as the driver gave it, whoever owns its record.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    pub(crate) base: Address,
+    pub(crate) bytes: u64,
+    pub(crate) backing: Backing,
+    /// Counts the segments of this allocator, from 0.
+    pub(crate) ordinal: u64,
+    /// Counts the segments of this process: the older one is preferred among equals.
+    pub(crate) registration: u64,
+}
+
+/// A segment of an arena.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    pub(crate) memory: Memory,
+    /// Which of the arena's pool slots.
+    pub(crate) slot: u32,
+    pub(crate) part: Part,
+    /// The lane it was made for.
+    pub(crate) lane: u32,
+    pub(crate) stream: StreamId,
+    pub(crate) first: BlockId,
+    /// Its place among segments when blocks of equal size compete.
+    pub(crate) tie: u64,
+    /// The mark of its stream that covers all work on it, taken when it last became wholly free.
+    pub(crate) idle_since: u64,
+}
+
+/// An arena's segments, by index.
+#[derive(Debug, Default)]
+pub(crate) struct Segments {
+    slots: Vec<Option<Segment>>,
+    vacant: Vec<u32>,
+}
+
+impl Segments {
+    pub(crate) fn insert(&mut self, segment: Segment) -> u32 {
+        match self.vacant.pop() {
+            Some(id) => {
+                self.slots[id as usize] = Some(segment);
+                id
+            }
+            None => {
+                self.slots.push(Some(segment));
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    pub(crate) fn remove(&mut self, id: u32) -> Option<Segment> {
+        let segment = self.slots.get_mut(id as usize)?.take()?;
+        self.vacant.push(id);
+        Some(segment)
+    }
+
+    pub(crate) fn get(&self, id: u32) -> Option<&Segment> {
+        self.slots.get(id as usize)?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, id: u32) -> Option<&mut Segment> {
+        self.slots.get_mut(id as usize)?.as_mut()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Segment)> {
+        self.slots.iter().enumerate().filter_map(|(i, s)| Some((i as u32, s.as_ref()?)))
+    }
+
+    pub(crate) fn into_all(self) -> Vec<Segment> {
+        self.slots.into_iter().flatten().collect()
+    }
+}
+
+impl TieBreak for Segments {
+    fn tie(&self, segment: u32) -> u64 {
+        self.get(segment).map_or(u64::MAX, |s| s.tie)
+    }
+}

@@ -1,0 +1,146 @@
+//! Recorded uses: which streams may still touch a block that its owner has freed.
+//!
+//! A block that is freed with recorded uses is pending until the marks noted for those streams are done. One queue a stream, so a
+//! slow stream holds up nothing but what it uses itself (fault catalogue, 15).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use gpupool_device::NodeId;
+
+use super::{ArenaState, BlockId, NONE};
+use crate::counters::ArenaCounters;
+use crate::ids::StreamId;
+use crate::stream::StreamCore;
+
+/// What is recorded for one block. Kept beside the block's record, since few blocks have any.
+#[derive(Debug, Default)]
+pub(crate) struct Uses {
+    /// Streams that the block was used on, beyond its own.
+    pub(crate) streams: Vec<Arc<StreamCore>>,
+    /// Those of them that were recorded inside a capture. Part of the block's record, so no later block can inherit them.
+    pub(crate) captured: Vec<StreamId>,
+    /// Queues that still hold the block.
+    pub(crate) waiting: u32,
+    /// Nodes of the capture's graph after which no recorded use is outstanding.
+    pub(crate) markers: Vec<NodeId>,
+}
+
+/// The side table of recorded uses.
+#[derive(Debug, Default)]
+pub(crate) struct UsesTable {
+    slots: Vec<Option<Uses>>,
+    vacant: Vec<u32>,
+}
+
+impl UsesTable {
+    fn insert(&mut self, uses: Uses) -> u32 {
+        match self.vacant.pop() {
+            Some(at) => {
+                self.slots[at as usize] = Some(uses);
+                at
+            }
+            None => {
+                self.slots.push(Some(uses));
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, at: u32) {
+        if self.slots.get_mut(at as usize).is_some_and(|s| s.take().is_some()) {
+            self.vacant.push(at);
+        }
+    }
+
+    pub(crate) fn get(&self, at: u32) -> Option<&Uses> {
+        self.slots.get(at as usize)?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, at: u32) -> Option<&mut Uses> {
+        self.slots.get_mut(at as usize)?.as_mut()
+    }
+}
+
+/// Blocks that wait for one stream, oldest mark first.
+#[derive(Debug)]
+pub(crate) struct PendingQueue {
+    pub(crate) core: Arc<StreamCore>,
+    pub(crate) blocks: VecDeque<(u64, BlockId)>,
+}
+
+impl ArenaState {
+    /// Notes that `core` uses a block. Its own stream needs no note. O(streams recorded for the block).
+    pub(crate) fn record_use(&mut self, id: BlockId, core: &Arc<StreamCore>, in_capture: bool) {
+        if self.lanes[self.blocks[id].lane as usize].core.id == core.id {
+            return;
+        }
+        if self.blocks[id].uses == NONE {
+            self.blocks[id].uses = self.uses.insert(Uses::default());
+        }
+        let Some(uses) = self.uses.get_mut(self.blocks[id].uses) else { return };
+        if !uses.streams.iter().any(|s| s.id == core.id) {
+            uses.streams.push(Arc::clone(core));
+        }
+        if in_capture && !uses.captured.contains(&core.id) {
+            uses.captured.push(core.id);
+        }
+    }
+
+    /// The streams recorded for a block.
+    pub(crate) fn streams_using(&self, id: BlockId) -> Vec<Arc<StreamCore>> {
+        self.uses.get(self.blocks[id].uses).map(|u| u.streams.clone()).unwrap_or_default()
+    }
+
+    /// Queues a block for every stream recorded for it, at the mark given for each. With none left it is free at once.
+    pub(crate) fn make_pending(&mut self, id: BlockId, marks: &[(Arc<StreamCore>, u64)], counters: &ArenaCounters) {
+        if marks.is_empty() {
+            return self.complete_free(id, counters);
+        }
+        for (core, mark) in marks {
+            let queue = match self.pending.iter().position(|q| q.core.id == core.id) {
+                Some(at) => &mut self.pending[at],
+                None => {
+                    self.pending.push(PendingQueue { core: Arc::clone(core), blocks: VecDeque::new() });
+                    let last = self.pending.len() - 1;
+                    &mut self.pending[last]
+                }
+            };
+            let at = queue.blocks.partition_point(|(m, _)| *m <= *mark);
+            queue.blocks.insert(at, (*mark, id));
+        }
+        if let Some(uses) = self.uses.get_mut(self.blocks[id].uses) {
+            uses.waiting = marks.len() as u32;
+        }
+    }
+
+    /// Frees the pending blocks whose marks are all done, stream by stream. Returns how many. O(blocks that leave a queue).
+    pub(crate) fn settle_done(&mut self, counters: &ArenaCounters) -> usize {
+        self.settle(counters, |core, mark| core.is_done(mark))
+    }
+
+    /// As [`settle_done`](Self::settle_done), with another idea of when a use is over.
+    pub(crate) fn settle(
+        &mut self,
+        counters: &ArenaCounters,
+        is_over: impl Fn(&StreamCore, u64) -> bool,
+    ) -> usize {
+        let mut freed = 0;
+        for at in 0..self.pending.len() {
+            while let Some((mark, id)) = self.pending[at].blocks.front().copied() {
+                if !is_over(&self.pending[at].core, mark) {
+                    break;
+                }
+                self.pending[at].blocks.pop_front();
+                let Some(uses) = self.uses.get_mut(self.blocks[id].uses) else { continue };
+                uses.waiting = uses.waiting.saturating_sub(1);
+                if uses.waiting == 0 {
+                    self.complete_free(id, counters);
+                    freed += 1;
+                }
+            }
+        }
+        self.pending.retain(|q| !q.blocks.is_empty());
+        freed
+    }
+}

@@ -1,0 +1,148 @@
+//! The arena's invariants as a function: a recount of everything, for tests and for whoever doubts.
+
+use std::collections::HashSet;
+
+use super::{ArenaState, BlockState, NONE};
+use crate::counters::ArenaCounters;
+use crate::ids::Part;
+use crate::units::to_bytes;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Recount {
+    allocation: i64,
+    active: i64,
+    inactive_split: i64,
+    allocated_bytes: i64,
+    active_bytes: i64,
+    inactive_split_bytes: i64,
+    requested_bytes: i64,
+}
+
+impl Recount {
+    fn of(counters: &ArenaCounters, part: Part) -> Self {
+        let read = |array: &crate::counters::CounterArray| {
+            let stats = array.read();
+            match part {
+                Part::Small => stats.small_pool.current,
+                Part::Large => stats.large_pool.current,
+            }
+        };
+        Self {
+            allocation: read(&counters.allocation),
+            active: read(&counters.active),
+            inactive_split: read(&counters.inactive_split),
+            allocated_bytes: read(&counters.allocated_bytes),
+            active_bytes: read(&counters.active_bytes),
+            inactive_split_bytes: read(&counters.inactive_split_bytes),
+            requested_bytes: read(&counters.requested_bytes),
+        }
+    }
+}
+
+impl ArenaState {
+    /// Checks A1 to A5; the first breach is returned in words. O(n).
+    pub(crate) fn validate(&self, counters: &ArenaCounters) -> Result<(), String> {
+        let mut seen = 0;
+        let mut recount = [Recount::default(); 2];
+        let mut binned = (0, 0);
+        let mut oversize = 0;
+        for (at, segment) in self.segments.iter() {
+            let slot = self.slots.get(segment.slot as usize).filter(|s| s.in_use);
+            slot.ok_or_else(|| format!("A5: segment {at} refers to pool slot {}", segment.slot))?;
+            let (mut offset, mut prev, mut id, mut last_free) = (0u64, NONE, segment.first, false);
+            while id != NONE {
+                let b = &self.blocks[id];
+                seen += 1;
+                let place = format!("block {id} at {offset} of segment {at}");
+                if b.segment != at || u64::from(b.offset) != offset || b.prev != prev || b.size == 0 {
+                    return Err(format!("A1: {place} has {b:?}"));
+                }
+                if last_free && b.state == BlockState::Free {
+                    return Err(format!("A2: {place} and its left neighbour are both free"));
+                }
+                last_free = b.state == BlockState::Free;
+                let lane = self.lanes.get(b.lane as usize).filter(|l| l.in_use && l.slot == segment.slot);
+                let lane = lane.ok_or_else(|| format!("A5: {place} refers to lane {}", b.lane))?;
+                let bytes = to_bytes(b.size) as i64;
+                let r = &mut recount[lane.part.index()];
+                match b.state {
+                    BlockState::Live | BlockState::Pending => {
+                        if b.state == BlockState::Live {
+                            r.allocation += 1;
+                            r.allocated_bytes += bytes;
+                            oversize += i64::from(bytes as u64 >= self.rules.max_split);
+                        }
+                        r.active += 1;
+                        r.active_bytes += bytes;
+                        r.requested_bytes += b.requested as i64;
+                    }
+                    BlockState::Free | BlockState::Binned => {
+                        if b.state == BlockState::Binned {
+                            binned.0 += 1;
+                            binned.1 += bytes;
+                        }
+                        if b.is_split() {
+                            r.inactive_split += 1;
+                            r.inactive_split_bytes += bytes;
+                        }
+                    }
+                    BlockState::Vacant => return Err(format!("A1: {place} is vacant")),
+                }
+                offset += u64::from(b.size);
+                prev = id;
+                id = b.next;
+            }
+            if offset * crate::units::UNIT != segment.memory.bytes {
+                return Err(format!("A1: blocks of segment {at} end at {offset} units of {} bytes", segment.memory.bytes));
+            }
+        }
+        if seen != self.blocks.len() {
+            return Err(format!("A1: {} records, {seen} of them in segments", self.blocks.len()));
+        }
+        self.validate_index()?;
+        for part in Part::ALL {
+            let (counted, real) = (Recount::of(counters, part), recount[part.index()]);
+            if counted != real {
+                return Err(format!("A4: {part} part counts {counted:?}, a recount gives {real:?}"));
+            }
+        }
+        let counted = (counters.binned.current(), counters.binned_bytes.current());
+        if counted != binned || counters.oversize_allocations.current() != oversize {
+            return Err(format!("A4: bins count {counted:?}, a recount gives {binned:?}; oversize {oversize}"));
+        }
+        Ok(())
+    }
+
+    fn validate_index(&self) -> Result<(), String> {
+        let (mut indexed, mut in_bins) = (HashSet::new(), HashSet::new());
+        for (at, lane) in self.lanes.iter().enumerate() {
+            let order = lane.index.in_order(&self.blocks);
+            if order.len() != lane.index.len() {
+                return Err(format!("A3: index of lane {at} says {} and holds {}", lane.index.len(), order.len()));
+            }
+            for id in order {
+                let b = &self.blocks[id];
+                let found = lane.index.best_fit(&self.blocks, &self.segments, b.size);
+                if b.lane as usize != at || b.state != BlockState::Free || !indexed.insert(id) || found.is_none() {
+                    return Err(format!("A3: index of lane {at} holds block {id}: {b:?}"));
+                }
+            }
+            for id in lane.bins.iter().flat_map(|bins| bins.ids(&self.blocks)) {
+                let b = &self.blocks[id];
+                if b.lane as usize != at || b.state != BlockState::Binned || !in_bins.insert(id) {
+                    return Err(format!("A3: a bin of lane {at} holds block {id}: {b:?}"));
+                }
+            }
+        }
+        for id in self.blocks.ids() {
+            let b = &self.blocks[id];
+            if (b.state == BlockState::Free) != indexed.contains(&id) {
+                return Err(format!("A3: block {id} is {:?}; indexed: {}", b.state, indexed.contains(&id)));
+            }
+            if (b.state == BlockState::Binned) != in_bins.contains(&id) {
+                return Err(format!("A3: block {id} is {:?}; in a bin: {}", b.state, in_bins.contains(&id)));
+            }
+        }
+        Ok(())
+    }
+}

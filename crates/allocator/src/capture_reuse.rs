@@ -1,0 +1,90 @@
+//! Reuse inside a capture, by the capture's own graph: a deferred block whose recorded uses all lie before where the requesting
+//! stream now stands can be reused there at once.
+//!
+//! Per capture and stream, the set of nodes reachable backwards from the stream's frontier grows with it: each node is visited once.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use gpupool_device::{CaptureId, Device, DriverError, NodeId};
+
+use crate::arena::{Arena, BlockId};
+use crate::error::AllocError;
+use crate::ids::StreamId;
+use crate::inner::{Inner, Request};
+
+/// Nodes before each stream's frontier.
+#[derive(Debug, Default)]
+pub(crate) struct ReachSets {
+    sets: HashMap<(CaptureId, StreamId), HashSet<NodeId>>,
+}
+
+impl ReachSets {
+    /// The ids of all captures that sets are kept for.
+    pub(crate) fn clear(&mut self) {
+        self.sets.clear();
+    }
+}
+
+impl<D: Device> Arena<D> {
+    /// The nodes that a deferred block must wait for: where its own stream and all recorded streams stand now. Empty (not
+    /// provable) if one of them is not capturing.
+    pub(crate) fn markers(&self, id: BlockId) -> Result<Vec<NodeId>, DriverError> {
+        let (own, mut streams) = {
+            let state = self.state.lock();
+            let lane = state.blocks[id].lane as usize;
+            (Arc::clone(&state.lanes[lane].core), state.streams_using(id))
+        };
+        streams.push(own);
+        let mut nodes = Vec::new();
+        for core in streams {
+            match self.shared.driver.device().capture_frontier(core.handle)? {
+                Some(frontier) => nodes.extend(frontier.nodes),
+                None => return Ok(Vec::new()),
+            }
+        }
+        nodes.sort_unstable();
+        nodes.dedup();
+        Ok(nodes)
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Frees the deferred blocks of the request's stream whose recorded uses all lie before its frontier.
+    pub(crate) fn reuse_in_capture(&self, request: &Request<D>) -> Result<(), AllocError> {
+        if request.arena.state.lock().deferred.is_empty() {
+            return Ok(());
+        }
+        let device = self.shared.driver.device();
+        let Some(frontier) = device.capture_frontier(request.core.handle)? else { return Ok(()) };
+        let key = (frontier.id, request.core.id);
+        // Taken out while the driver is asked, so that no lock is held.
+        let mut reached = self.reach.lock().sets.remove(&key).unwrap_or_default();
+        let mut to_visit = frontier.nodes;
+        while let Some(node) = to_visit.pop() {
+            if reached.insert(node) {
+                to_visit.extend(device.node_dependencies(node)?);
+            }
+        }
+        {
+            let mut guard = request.arena.state.lock();
+            let state = &mut *guard;
+            let done: Vec<BlockId> = state
+                .deferred
+                .iter()
+                .copied()
+                .filter(|id| {
+                    let block = &state.blocks[*id];
+                    state.lanes[block.lane as usize].core.id == request.core.id
+                        && state.uses.get(block.uses).is_some_and(|u| {
+                            !u.markers.is_empty() && u.markers.iter().all(|n| reached.contains(n))
+                        })
+                })
+                .collect();
+            state.deferred.retain(|id| !done.contains(id));
+            done.into_iter().for_each(|id| state.complete_free(id, &request.arena.counters));
+        }
+        self.reach.lock().sets.insert(key, reached);
+        Ok(())
+    }
+}

@@ -1,0 +1,49 @@
+//! What the process is doing right now, as far as the policy cares: open scopes, captures marked begun, each thread's current stream.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::ThreadId;
+
+use gpupool_device::{Device, DriverResult, StreamHandle};
+
+use crate::policy::CaptureContext;
+use crate::routing::Scopes;
+use crate::shared::Shared;
+use crate::sync::{Mutex, Rank};
+
+/// Scopes, marked captures, current streams.
+pub(crate) struct Context {
+    pub(crate) scopes: Scopes,
+    /// Captures marked begun and not marked ended (PyTorch's counter).
+    pub(crate) marked_captures: AtomicUsize,
+    /// Each thread's current stream; only policies that ask for it look.
+    pub(crate) current: Mutex<HashMap<ThreadId, StreamHandle>>,
+}
+
+impl Context {
+    pub(crate) fn new() -> Self {
+        Self {
+            scopes: Scopes::new(),
+            marked_captures: AtomicUsize::new(0),
+            current: Mutex::new(Rank::Leaf, HashMap::new()),
+        }
+    }
+}
+
+impl<D: Device> Shared<D> {
+    /// Whether the policy considers the calling thread inside a capture.
+    pub(crate) fn in_capture(&self) -> DriverResult<bool> {
+        match self.rules.capture_context {
+            CaptureContext::ByCall => Ok(false),
+            CaptureContext::AnyScope => Ok(!self.context.scopes.is_empty()),
+            CaptureContext::CurrentStream => {
+                if self.context.marked_captures.load(Ordering::Acquire) == 0 {
+                    return Ok(false);
+                }
+                let thread = std::thread::current().id();
+                let current = self.context.current.lock().get(&thread).copied().unwrap_or(StreamHandle::LEGACY);
+                Ok(self.driver.capture_status(current)?.is_capturing())
+            }
+        }
+    }
+}

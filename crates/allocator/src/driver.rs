@@ -1,0 +1,128 @@
+//! The driver as the allocator uses it: every call that a capture forbids is made in relaxed mode, and events come from a cache.
+//!
+//! Legal in a capture of anyone: the exchange of the thread's mode costs 18 ns and keeps a capture that some other thread has
+//! under way alive (fault catalogue, 21).
+
+use std::sync::Arc;
+
+use gpupool_device::{
+    Address, CaptureStatus, Device, DriverResult, EventHandle, MemoryHandle, MemoryInfo, StreamHandle,
+    with_relaxed_capture,
+};
+
+use crate::sync::{Mutex, Rank, assert_unlocked};
+
+/// A device with its event cache.
+pub(crate) struct Driver<D: Device> {
+    device: Arc<D>,
+    events: Mutex<Vec<EventHandle>>,
+}
+
+impl<D: Device> Driver<D> {
+    pub(crate) fn new(device: Arc<D>) -> Self {
+        Self { device, events: Mutex::new(Rank::Leaf, Vec::new()) }
+    }
+
+    pub(crate) fn device(&self) -> &Arc<D> {
+        &self.device
+    }
+
+    pub(crate) fn mem_alloc(&self, bytes: u64) -> DriverResult<Address> {
+        assert_unlocked();
+        with_relaxed_capture(&*self.device, |d| d.mem_alloc(bytes))
+    }
+
+    pub(crate) fn mem_free(&self, address: Address) -> DriverResult<()> {
+        assert_unlocked();
+        with_relaxed_capture(&*self.device, |d| d.mem_free(address))
+    }
+
+    pub(crate) fn mem_info(&self) -> DriverResult<MemoryInfo> {
+        assert_unlocked();
+        self.device.mem_info()
+    }
+
+    pub(crate) fn address_reserve(&self, bytes: u64) -> DriverResult<Address> {
+        assert_unlocked();
+        self.device.address_reserve(bytes)
+    }
+
+    pub(crate) fn address_free(&self, address: Address, bytes: u64) -> DriverResult<()> {
+        assert_unlocked();
+        self.device.address_free(address, bytes)
+    }
+
+    pub(crate) fn handle_create(&self, bytes: u64) -> DriverResult<MemoryHandle> {
+        assert_unlocked();
+        self.device.handle_create(bytes)
+    }
+
+    pub(crate) fn handle_release(&self, handle: MemoryHandle) -> DriverResult<()> {
+        assert_unlocked();
+        self.device.handle_release(handle)
+    }
+
+    pub(crate) fn map(&self, address: Address, bytes: u64, handle: MemoryHandle) -> DriverResult<()> {
+        assert_unlocked();
+        self.device.map(address, bytes, handle)?;
+        self.device.set_access(address, bytes).inspect_err(|_| {
+            if let Err(e) = self.device.unmap(address, bytes) {
+                tracing::warn!(%address, bytes, error = %e, "a mapping that could not be made accessible stays");
+            }
+        })
+    }
+
+    pub(crate) fn unmap(&self, address: Address, bytes: u64) -> DriverResult<()> {
+        assert_unlocked();
+        self.device.unmap(address, bytes)
+    }
+
+    /// An event to record: from the cache, else a new one.
+    pub(crate) fn event(&self) -> DriverResult<EventHandle> {
+        if let Some(event) = self.events.lock().pop() {
+            return Ok(event);
+        }
+        assert_unlocked();
+        self.device.event_create()
+    }
+
+    /// Puts an event back that nothing waits for any more.
+    pub(crate) fn recycle(&self, event: EventHandle) {
+        self.events.lock().push(event);
+    }
+
+    pub(crate) fn event_record(&self, event: EventHandle, stream: StreamHandle) -> DriverResult<()> {
+        assert_unlocked();
+        self.device.event_record(event, stream)
+    }
+
+    pub(crate) fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
+        assert_unlocked();
+        with_relaxed_capture(&*self.device, |d| d.event_query(event))
+    }
+
+    pub(crate) fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
+        assert_unlocked();
+        with_relaxed_capture(&*self.device, |d| d.event_synchronize(event))
+    }
+
+    pub(crate) fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {
+        assert_unlocked();
+        self.device.stream_wait_event(stream, event)
+    }
+
+    pub(crate) fn capture_status(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
+        assert_unlocked();
+        self.device.capture_status(stream)
+    }
+}
+
+impl<D: Device> Drop for Driver<D> {
+    fn drop(&mut self) {
+        for event in std::mem::take(self.events.get_mut()) {
+            if let Err(e) = self.device.event_destroy(event) {
+                tracing::debug!(error = %e, "an event was not destroyed");
+            }
+        }
+    }
+}

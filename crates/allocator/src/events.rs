@@ -1,0 +1,213 @@
+//! From "freed" to "free": deferred frees, events, and what happens to blocks whose recorded uses are over.
+
+use std::sync::Arc;
+
+use gpupool_device::{Device, DriverResult};
+
+use crate::arena::{Arena, BlockId, NONE};
+use crate::error::{AllocError, FreeError};
+use crate::inner::Inner;
+use crate::shared::Shared;
+use crate::stream::StreamCore;
+
+/// Pending blocks that share an event at most, and their bytes.
+const SHARE_BLOCKS: usize = 64;
+
+impl<D: Device> Shared<D> {
+    /// Records an event on `core`, unless it is capturing: an event recorded there would be part of the capture.
+    pub(crate) fn mark_unless_capturing(&self, core: &StreamCore) -> DriverResult<()> {
+        if core.is_retired() || self.driver.capture_status(core.handle)?.is_capturing() {
+            return Ok(());
+        }
+        core.mark(&self.driver)
+    }
+}
+
+impl<D: Device> Arena<D> {
+    /// Frees a block: at once when nothing but its own stream used it, else once the recorded streams are done with it.
+    ///
+    /// O(1) or O(log n); events are recorded with no lock held.
+    pub(crate) fn free(
+        self: &Arc<Self>,
+        id: BlockId,
+        generation: u32,
+        on: Option<&Arc<StreamCore>>,
+    ) -> Result<(), FreeError> {
+        let quarantine = self.shared.config.quarantine();
+        {
+            let mut state = self.state.lock();
+            if !state.is_live(id, generation) {
+                return Err(FreeError::NotLive { address: gpupool_device::Address::NULL });
+            }
+            if let Some(core) = on {
+                state.record_use(id, core, false);
+            }
+            if quarantine {
+                let streams: Vec<_> = state.lanes.iter().map(|l| Arc::clone(&l.core)).collect();
+                streams.iter().for_each(|core| state.record_use(id, core, false));
+            }
+            state.request_free(id, &self.counters);
+            if state.blocks[id].uses == NONE {
+                state.complete_free(id, &self.counters);
+                return Ok(());
+            }
+        }
+        // A capture whose state cannot be asked may be under way: deferring is always safe.
+        if self.shared.in_capture().unwrap_or(true) {
+            self.defer(id);
+            return Ok(());
+        }
+        self.make_pending(id);
+        Ok(())
+    }
+
+    /// Keeps a freed block until the capture is over, or its graph proves that the recorded uses are.
+    fn defer(&self, id: BlockId) {
+        let markers = match self.shared.config.capture_reuse() {
+            true => self.markers(id).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let mut state = self.state.lock();
+        let uses = state.blocks[id].uses;
+        if let Some(uses) = state.uses.get_mut(uses) {
+            uses.markers = markers;
+        }
+        state.deferred.push(id);
+    }
+
+    /// Queues a freed block behind the streams recorded for it.
+    pub(crate) fn make_pending(self: &Arc<Self>, id: BlockId) {
+        let streams = self.state.lock().streams_using(id);
+        let marks: Vec<_> = streams.into_iter().map(|core| { let mark = core.open_mark(); (core, mark) }).collect();
+        let mut to_mark = Vec::new();
+        {
+            let mut state = self.state.lock();
+            state.make_pending(id, &marks, &self.counters);
+            for (core, _) in &marks {
+                let unmarked = state
+                    .pending
+                    .iter()
+                    .filter(|q| q.core.id == core.id)
+                    .flat_map(|q| q.blocks.iter().rev().take_while(|(mark, _)| !core.is_closed(*mark)))
+                    .take(SHARE_BLOCKS)
+                    .count();
+                if self.shared.rules.event_each_free || unmarked >= SHARE_BLOCKS {
+                    to_mark.push(Arc::clone(core));
+                }
+            }
+        }
+        for core in to_mark {
+            let result = if self.shared.rules.event_each_free {
+                core.mark(&self.shared.driver)
+            } else {
+                self.shared.mark_unless_capturing(&core)
+            };
+            if let Err(e) = result {
+                tracing::warn!(stream = ?core, error = %e, "no event could be recorded for a freed block; it waits for the next one");
+            }
+        }
+    }
+
+    /// Deferred frees become pending ones: what was recorded inside a capture is over with it.
+    pub(crate) fn flush_deferred(self: &Arc<Self>, only: impl Fn(u32) -> bool) {
+        let ready: Vec<BlockId> = {
+            let mut guard = self.state.lock();
+            let state = &mut *guard;
+            let (blocks, lanes) = (&state.blocks, &state.lanes);
+            let (ready, rest) =
+                state.deferred.iter().partition(|id| only(lanes[blocks[**id].lane as usize].slot));
+            state.deferred = rest;
+            for id in &ready {
+                let uses = state.blocks[*id].uses;
+                if let Some(uses) = state.uses.get_mut(uses) {
+                    let captured = std::mem::take(&mut uses.captured);
+                    uses.streams.retain(|s| !captured.contains(&s.id));
+                }
+            }
+            ready
+        };
+        ready.into_iter().for_each(|id| self.make_pending(id));
+    }
+
+    /// The streams that pending blocks wait for.
+    fn awaited(&self) -> Vec<(Arc<StreamCore>, u64)> {
+        let state = self.state.lock();
+        state.pending.iter().filter_map(|q| Some((Arc::clone(&q.core), q.blocks.back()?.0))).collect()
+    }
+
+    /// Frees the blocks whose recorded uses are over by now; returns how many. Never waits. `mark` says whether events are recorded
+    /// for what has none yet.
+    pub(crate) fn poll(&self, mark: bool) -> usize {
+        let awaited = self.awaited();
+        if awaited.is_empty() {
+            return 0;
+        }
+        for (core, newest) in &awaited {
+            if mark
+                && !core.is_closed(*newest)
+                && let Err(e) = self.shared.mark_unless_capturing(core)
+            {
+                tracing::warn!(stream = ?core, error = %e, "no event could be recorded");
+            }
+            core.poll(&self.shared.driver);
+        }
+        self.state.lock().settle_done(&self.counters)
+    }
+
+    /// Waits on the host until every pending block is free, or the first error. Streams that are capturing are passed over.
+    pub(crate) fn wait_for_pending(&self) -> DriverResult<usize> {
+        let mut freed = 0;
+        for (core, newest) in self.awaited() {
+            let capturing =
+                !self.shared.rules.event_each_free && !core.is_retired() && self.shared.driver.capture_status(core.handle)?.is_capturing();
+            if !capturing {
+                core.wait(&self.shared.driver, newest)?;
+                freed += self.state.lock().settle_done(&self.counters);
+            }
+        }
+        Ok(freed)
+    }
+
+    /// Makes `core` wait, on the device, for every stream that this arena's blocks of `core` still wait for, and frees them: what
+    /// `core` does with them from now on comes after those uses. Returns how many.
+    pub(crate) fn wait_on_device(&self, core: &Arc<StreamCore>) -> DriverResult<usize> {
+        let driver = &self.shared.driver;
+        if driver.capture_status(core.handle)?.is_capturing() {
+            return Ok(0);
+        }
+        let mut covered: Vec<(crate::ids::StreamId, u64)> = Vec::new();
+        for (other, newest) in self.awaited() {
+            if !other.is_closed(newest) {
+                self.shared.mark_unless_capturing(&other)?;
+            }
+            other.poll(driver);
+            if let Some((mark, event)) = other.newest_event()
+                && mark >= newest
+            {
+                driver.stream_wait_event(core.handle, event)?;
+                covered.push((other.id, mark));
+            }
+        }
+        let freed = self.state.lock().settle(&self.counters, |stream, mark| {
+            stream.is_done(mark) || covered.iter().any(|(id, up_to)| *id == stream.id && mark <= *up_to)
+        });
+        Ok(freed)
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// What PyTorch does at every allocation outside a capture: deferred frees, then completed events.
+    pub(crate) fn poll_now(&self, arena: &Arc<Arena<D>>) -> Result<(), AllocError> {
+        let (deferred, pending) = {
+            let state = arena.state.lock();
+            (!state.deferred.is_empty(), !state.pending.is_empty())
+        };
+        if deferred {
+            arena.flush_deferred(|_| true);
+        }
+        if deferred || pending {
+            arena.poll(false);
+        }
+        Ok(())
+    }
+}

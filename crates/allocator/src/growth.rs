@@ -1,0 +1,226 @@
+//! Growth: a new segment from the driver, and memory taken from elsewhere in its place.
+
+use std::sync::Arc;
+
+use gpupool_device::Device;
+
+use crate::arena::{Arena, BlockId, BlockState};
+use crate::error::AllocError;
+use crate::inner::{Inner, Request, Served};
+use crate::ladder::Outcome;
+use crate::totals::Refusal;
+use crate::units::to_bytes;
+
+/// A wholly free segment, noted while its arena was locked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Idle {
+    pub(crate) block: BlockId,
+    pub(crate) segment: u32,
+    pub(crate) ordinal: u64,
+    pub(crate) bytes: u64,
+    /// Its stream's mark that covers all work on it.
+    pub(crate) since: u64,
+    pub(crate) lane: u32,
+}
+
+impl<D: Device> Inner<D> {
+    /// Asks the driver (or the pool's provider) for a segment and serves the request from it.
+    pub(crate) fn grow(&self, request: &Request<D>, retry: bool) -> Result<Outcome<D>, AllocError> {
+        let (bytes, pool) = (request.segment_bytes, request.pool_id());
+        match self.shared.totals.begin_growth(bytes, retry) {
+            Ok(()) => {}
+            Err(Refusal::Limit) => return Ok(Outcome::Nothing),
+            Err(Refusal::Rejected) => {
+                let held = self.shared.totals.lock().held();
+                let total = self.shared.driver.device().properties().total_memory;
+                self.hooks.rejected(bytes, held, total);
+                return Err(AllocError::Rejected { requested: request.requested });
+            }
+        }
+        let provider = request.pool.as_ref().and_then(|p| p.provider.as_ref());
+        let memory = match self.shared.make_memory(bytes, provider, request.core.handle) {
+            Ok(memory) => memory,
+            Err(e) => {
+                self.shared.totals.cancel(bytes);
+                return if e.is_out_of_memory() { Ok(Outcome::Nothing) } else { Err(e.into()) };
+            }
+        };
+        self.shared.totals.commit(bytes, request.part, pool);
+        if let Some(p) = &request.pool {
+            let _state = p.arena.state.lock();
+            p.counters.reserved_bytes.increase(request.part, bytes as i64);
+        }
+        let counters = &request.arena.counters;
+        let mut state = request.arena.state.lock();
+        let handed = state
+            .add_segment(memory, request.lane)
+            .and_then(|block| state.hand_out(block, request.size, request.requested, counters));
+        drop(state);
+        // Beyond 2 TiB a segment has no record; no driver gives one.
+        let Some(handed) = handed else { return Ok(Outcome::Nothing) };
+        Ok(Outcome::Served(Served { arena: Arc::clone(&request.arena), handed, borrower: None }))
+    }
+
+    /// Moves the smallest fitting wholly free segment of another stream of the default pool into the request's arena, once the
+    /// work on it is done. With `wait` it waits on the host for that.
+    pub(crate) fn take_idle_segment(&self, request: &Request<D>, wait: bool) -> Result<bool, AllocError> {
+        if request.pool.is_some() {
+            return Ok(false);
+        }
+        let mut found: Vec<(u64, Arc<Arena<D>>, Idle)> = Vec::new();
+        for arena in self.arenas() {
+            if Arc::ptr_eq(&arena, &request.arena) {
+                continue;
+            }
+            let idle = arena.idle_segments(|lane| lane.part == request.part && arena.is_default_slot(lane.slot));
+            let fits = idle.into_iter().filter(|i| self.may_serve(request, i.bytes));
+            found.extend(fits.map(|i| (i.bytes, Arc::clone(&arena), i)));
+        }
+        found.sort_by_key(|(bytes, _, idle)| (*bytes, idle.ordinal));
+        for (_, arena, idle) in found {
+            if !arena.is_quiescent(&idle, wait)? {
+                continue;
+            }
+            let memory = {
+                let mut state = arena.state.lock();
+                if !state.still_idle(&idle) {
+                    continue;
+                }
+                state.detach(idle.block).map(|s| s.memory)
+            };
+            let Some(memory) = memory else { continue };
+            request.arena.state.lock().attach(memory, request.lane);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Whether an idle segment may be cut up for a request: oversize ones are kept for oversize requests.
+    fn may_serve(&self, request: &Request<D>, bytes: u64) -> bool {
+        let rules = &self.shared.rules.arena;
+        bytes >= request.size
+            && if request.size < rules.max_split {
+                bytes < rules.max_split
+            } else {
+                bytes < request.size.saturating_add(rules.non_split_slack)
+            }
+    }
+
+    /// Serves the request from a free block of a stream that was retired and whose last work is done.
+    pub(crate) fn take_from_retired(&self, request: &Request<D>) -> Option<Served<D>> {
+        if request.pool.is_some() {
+            return None;
+        }
+        for arena in self.arenas() {
+            let lanes: Vec<_> = {
+                let state = arena.state.lock();
+                let retired = state.lanes.iter().enumerate().filter(|(_, l)| {
+                    l.in_use && l.part == request.part && l.core.is_retired() && arena.is_default_slot(l.slot)
+                });
+                retired.map(|(at, l)| (at as u32, Arc::clone(&l.core))).collect()
+            };
+            for (lane, core) in lanes {
+                core.poll(&self.shared.driver);
+                if !core.is_done(core.open_mark()) {
+                    continue;
+                }
+                let mut state = arena.state.lock();
+                state.flush_bins(&arena.counters);
+                let Some(block) = state.take(lane, request.size, false, &arena.counters) else { continue };
+                let handed = state.hand_out(block, request.size, request.requested, &arena.counters)?;
+                drop(state);
+                return Some(Served { arena, handed, borrower: Some(Arc::clone(&request.core)) });
+            }
+        }
+        None
+    }
+
+    /// Serves a default request from the free blocks of pools that opted in.
+    pub(crate) fn take_from_overflow(&self, request: &Request<D>) -> Option<Served<D>> {
+        if request.pool.is_some() {
+            return None;
+        }
+        let ages = self.shared.counts_ages();
+        for pool in self.pools.overflow() {
+            let counters = &pool.arena.counters;
+            let mut state = pool.arena.state.lock();
+            let lane = state.lanes_of(pool.slot, &request.core) + request.part.index() as u32;
+            let Some(block) = state.take(lane, request.size, ages, counters) else { continue };
+            let handed = state.hand_out(block, request.size, request.requested, counters)?;
+            drop(state);
+            return Some(Served { arena: Arc::clone(&pool.arena), handed, borrower: None });
+        }
+        None
+    }
+}
+
+impl<D: Device> Arena<D> {
+    /// Whether a pool slot is the default pool's.
+    pub(crate) fn is_default_slot(&self, slot: u32) -> bool {
+        // Slot 0 of an arena of the default pool is the default pool; arenas of private pools have no such slot.
+        slot == 0 && self.holds_default
+    }
+
+    /// The wholly free segments of the lanes that `pick` accepts, in index order. Bins are emptied first.
+    pub(crate) fn idle_segments(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> Vec<Idle> {
+        let mut state = self.state.lock();
+        state.flush_bins(&self.counters);
+        state.idle_in_order(pick)
+    }
+
+    /// Whether the device is done with a wholly free segment. Without `wait` only looks, having recorded an event if there is none.
+    pub(crate) fn is_quiescent(&self, idle: &Idle, wait: bool) -> Result<bool, AllocError> {
+        let core = Arc::clone(&self.state.lock().lanes[idle.lane as usize].core);
+        let driver = &self.shared.driver;
+        if core.is_done(idle.since) {
+            return Ok(true);
+        }
+        if !core.is_closed(idle.since) {
+            self.shared.mark_unless_capturing(&core)?;
+            if !core.is_closed(idle.since) {
+                // Capturing: nothing can be learned before it ends.
+                return Ok(false);
+            }
+        }
+        core.poll(driver);
+        if !core.is_done(idle.since) && wait {
+            core.wait(driver, idle.since)?;
+        }
+        Ok(core.is_done(idle.since))
+    }
+}
+
+impl crate::arena::ArenaState {
+    /// The wholly free segments of some lanes, in index order.
+    pub(crate) fn idle_in_order(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> Vec<Idle> {
+        let mut out = Vec::new();
+        for (at, lane) in self.lanes.iter().enumerate().filter(|(_, l)| l.in_use && pick(l)) {
+            for id in lane.index.in_order(&self.blocks) {
+                let block = &self.blocks[id];
+                if block.is_split() {
+                    continue;
+                }
+                let Some(segment) = self.segments.get(block.segment) else { continue };
+                out.push(Idle {
+                    block: id,
+                    segment: block.segment,
+                    ordinal: segment.memory.ordinal,
+                    bytes: to_bytes(block.size),
+                    since: segment.idle_since,
+                    lane: at as u32,
+                });
+            }
+        }
+        out
+    }
+
+    /// Whether what was noted still holds: nobody has used the segment since.
+    pub(crate) fn still_idle(&self, idle: &Idle) -> bool {
+        let Some(segment) = self.segments.get(idle.segment) else { return false };
+        segment.memory.ordinal == idle.ordinal
+            && segment.idle_since == idle.since
+            && segment.first == idle.block
+            && self.blocks[idle.block].state == BlockState::Free
+            && !self.blocks[idle.block].is_split()
+    }
+}

@@ -1,0 +1,97 @@
+//! What a user registers with an allocator: observers of running out, and reclaimers that can help.
+//!
+//! All are called with no lock held, so they may allocate, free and register others. A reclaimer is called at most once a request.
+
+use std::sync::Arc;
+
+use crate::oom::OutOfMemory;
+use crate::sync::{Mutex, Rank, assert_unlocked};
+
+/// Called when a request ends in out of memory, before the error is returned.
+pub type OomObserver = dyn Fn(&OutOfMemory) + Send + Sync;
+/// Called when a request found no block; returns whether it freed anything.
+pub type Reclaimer = dyn Fn(u64) -> bool + Send + Sync;
+/// Called when growth was rejected outright: bytes of the segment, bytes held, bytes of the device.
+pub type RejectionObserver = dyn Fn(u64, u64, u64) + Send + Sync;
+
+/// Names a registered observer or reclaimer, to take it off again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct HookId(u64);
+
+#[derive(Default)]
+struct Lists {
+    next: u64,
+    oom: Vec<(HookId, Arc<OomObserver>)>,
+    rejection: Vec<(HookId, Arc<RejectionObserver>)>,
+    /// Highest priority first; among equals, first come first.
+    reclaimers: Vec<(HookId, i32, Arc<Reclaimer>)>,
+}
+
+impl Lists {
+    fn id(&mut self) -> HookId {
+        self.next += 1;
+        HookId(self.next)
+    }
+}
+
+/// The registered hooks.
+pub(crate) struct Hooks {
+    lists: Mutex<Lists>,
+}
+
+impl Hooks {
+    pub(crate) fn new() -> Self {
+        Self { lists: Mutex::new(Rank::Leaf, Lists::default()) }
+    }
+
+    pub(crate) fn add_oom(&self, observer: Arc<OomObserver>) -> HookId {
+        let mut lists = self.lists.lock();
+        let id = lists.id();
+        lists.oom.push((id, observer));
+        id
+    }
+
+    pub(crate) fn add_rejection(&self, observer: Arc<RejectionObserver>) -> HookId {
+        let mut lists = self.lists.lock();
+        let id = lists.id();
+        lists.rejection.push((id, observer));
+        id
+    }
+
+    pub(crate) fn add_reclaimer(&self, priority: i32, reclaimer: Arc<Reclaimer>) -> HookId {
+        let mut lists = self.lists.lock();
+        let id = lists.id();
+        let at = lists.reclaimers.partition_point(|(_, p, _)| *p >= priority);
+        lists.reclaimers.insert(at, (id, priority, reclaimer));
+        id
+    }
+
+    pub(crate) fn remove(&self, id: HookId) -> bool {
+        let mut lists = self.lists.lock();
+        let before = lists.oom.len() + lists.rejection.len() + lists.reclaimers.len();
+        lists.oom.retain(|(i, _)| *i != id);
+        lists.rejection.retain(|(i, _)| *i != id);
+        lists.reclaimers.retain(|(i, ..)| *i != id);
+        lists.oom.len() + lists.rejection.len() + lists.reclaimers.len() < before
+    }
+
+    /// Calls every reclaimer until one says that it freed something.
+    pub(crate) fn reclaim(&self, bytes: u64) -> bool {
+        let reclaimers: Vec<_> = self.lists.lock().reclaimers.iter().map(|(.., r)| Arc::clone(r)).collect();
+        assert_unlocked();
+        // All of them, as in PyTorch: each may hold what the others do not.
+        reclaimers.iter().fold(false, |any, reclaim| reclaim(bytes) || any)
+    }
+
+    pub(crate) fn out_of_memory(&self, report: &OutOfMemory) {
+        let observers: Vec<_> = self.lists.lock().oom.iter().map(|(_, o)| Arc::clone(o)).collect();
+        assert_unlocked();
+        observers.iter().for_each(|observe| observe(report));
+    }
+
+    pub(crate) fn rejected(&self, segment: u64, held: u64, total: u64) {
+        let observers: Vec<_> = self.lists.lock().rejection.iter().map(|(_, o)| Arc::clone(o)).collect();
+        assert_unlocked();
+        observers.iter().for_each(|observe| observe(segment, held, total));
+    }
+}

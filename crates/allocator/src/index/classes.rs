@@ -1,0 +1,100 @@
+//! Size classes, and the two-level bitmap that finds the next class with something in it.
+//!
+//! A class holds the sizes `[m * 2^e, (m + 1) * 2^e)` units with `m` in 16..32 (and each size below 16 its own class): 6% wide.
+//! Class numbers grow with size, so "the next non-empty class" is one bit scan in a word of 16 and one in a word of 64.
+
+use crate::units::Units;
+
+const MANTISSA_BITS: u32 = 4;
+const PER_ROW: usize = 1 << MANTISSA_BITS;
+/// Rows for every exponent of a 32-bit size.
+const ROWS: usize = 32 - MANTISSA_BITS as usize + 1;
+/// How many classes there are.
+pub(crate) const CLASSES: usize = ROWS * PER_ROW;
+
+/// The class that a size belongs to.
+pub(crate) const fn class_of(size: Units) -> usize {
+    if size < PER_ROW as u32 {
+        size as usize
+    } else {
+        let exponent = 31 - size.leading_zeros() - MANTISSA_BITS;
+        let mantissa = (size >> exponent) as usize & (PER_ROW - 1);
+        (exponent as usize + 1) * PER_ROW + mantissa
+    }
+}
+
+/// Which classes are non-empty.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClassBitmap {
+    rows: u32,
+    columns: [u16; ROWS],
+}
+
+impl ClassBitmap {
+    pub(crate) fn set(&mut self, class: usize) {
+        self.rows |= 1 << (class / PER_ROW);
+        self.columns[class / PER_ROW] |= 1 << (class % PER_ROW);
+    }
+
+    pub(crate) fn clear(&mut self, class: usize) {
+        let row = class / PER_ROW;
+        self.columns[row] &= !(1 << (class % PER_ROW));
+        if self.columns[row] == 0 {
+            self.rows &= !(1 << row);
+        }
+    }
+
+    /// The first non-empty class at or above `class`.
+    pub(crate) fn next(&self, class: usize) -> Option<usize> {
+        if class >= CLASSES {
+            return None;
+        }
+        let row = class / PER_ROW;
+        let here = self.columns[row] & (!0u16 << (class % PER_ROW));
+        if here != 0 {
+            return Some(row * PER_ROW + here.trailing_zeros() as usize);
+        }
+        let above = self.rows.checked_shr(row as u32 + 1).unwrap_or(0);
+        if above == 0 {
+            return None;
+        }
+        let row = row + 1 + above.trailing_zeros() as usize;
+        Some(row * PER_ROW + self.columns[row].trailing_zeros() as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_grow_with_size_and_cover_all_sizes() {
+        let mut last = 0;
+        for size in (1..100_000u32).chain((0..32).map(|b| 1 << b)).chain([u32::MAX]).collect::<std::collections::BTreeSet<_>>() {
+            let class = class_of(size);
+            assert!(class >= last && class < CLASSES, "{size} -> {class} after {last}");
+            last = class;
+        }
+        assert_eq!(class_of(15), 15);
+        assert_eq!(class_of(16), 16);
+        assert_eq!(class_of(32), 32);
+        assert_eq!(class_of(33), 32);
+        assert_eq!(class_of(34), 33);
+    }
+
+    #[test]
+    fn next_finds_the_nearest_set_class() {
+        let mut b = ClassBitmap::default();
+        assert_eq!(b.next(0), None);
+        for c in [3, 40, 41, CLASSES - 1] {
+            b.set(c);
+        }
+        assert_eq!(b.next(0), Some(3));
+        assert_eq!(b.next(4), Some(40));
+        assert_eq!(b.next(41), Some(41));
+        assert_eq!(b.next(42), Some(CLASSES - 1));
+        b.clear(CLASSES - 1);
+        assert_eq!(b.next(42), None);
+        assert_eq!(b.next(CLASSES), None);
+    }
+}

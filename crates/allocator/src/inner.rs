@@ -1,0 +1,326 @@
+//! The allocator's inside: arenas, pools, routing, and how one request is served.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::ThreadId;
+
+use gpupool_device::{CaptureStatus, Device, StreamHandle};
+
+use crate::arena::{Arena, Handed};
+use crate::capture_reuse::ReachSets;
+use crate::error::AllocError;
+use crate::hooks::Hooks;
+use crate::ids::{Part, PoolId, StreamId};
+use crate::policy::Routing;
+use crate::pool::{Pool, PoolTable};
+use crate::routing::{CaptureRegistry, Filter};
+use crate::shared::Shared;
+use crate::stream::{Stream, StreamCore};
+use crate::sync::{Mutex, Rank};
+
+/// Rounded sizes up to this many bytes are small.
+pub(crate) const SMALL_LIMIT: u64 = 1 << 20;
+/// A small segment.
+const SMALL_SEGMENT: u64 = 2 << 20;
+/// From this rounded size on, a segment is made for the request alone.
+const DEDICATED_FROM: u64 = 10 << 20;
+/// Granularity of dedicated segments.
+const DEDICATED_STEP: u64 = 2 << 20;
+/// Requests of this size are a mistake.
+const ABSURD: u64 = 1 << 60;
+
+static NEXT_ALLOCATOR: AtomicU64 = AtomicU64::new(1);
+
+/// One request on its way through the allocator.
+pub(crate) struct Request<D: Device> {
+    pub(crate) requested: u64,
+    /// Rounded.
+    pub(crate) size: u64,
+    pub(crate) part: Part,
+    /// What a new segment for it takes.
+    pub(crate) segment_bytes: u64,
+    pub(crate) core: Arc<StreamCore>,
+    pub(crate) arena: Arc<Arena<D>>,
+    /// The lane of its stream in its pool and part.
+    pub(crate) lane: u32,
+    /// The private pool it goes to, if any.
+    pub(crate) pool: Option<Arc<Pool<D>>>,
+    /// No polling, no events, no giving back: a capture is under way as far as the policy is concerned.
+    pub(crate) in_capture: bool,
+}
+
+impl<D: Device> Request<D> {
+    pub(crate) fn pool_id(&self) -> PoolId {
+        self.pool.as_ref().map_or(PoolId::DEFAULT, |p| p.id)
+    }
+}
+
+/// A block with what its handle needs.
+pub(crate) struct Served<D: Device> {
+    pub(crate) arena: Arc<Arena<D>>,
+    pub(crate) handed: Handed,
+    /// Set when the block's lane is another stream's: its free is then a use of this stream.
+    pub(crate) borrower: Option<Arc<StreamCore>>,
+}
+
+/// Everything behind an [`Allocator`](crate::Allocator).
+pub(crate) struct Inner<D: Device> {
+    pub(crate) id: u64,
+    pub(crate) shared: Arc<Shared<D>>,
+    /// Every arena: those of streams in the default pool, and those of private pools.
+    pub(crate) arenas: Mutex<Vec<Arc<Arena<D>>>>,
+    /// Under policies with one arena, that one.
+    single: Option<Arc<Arena<D>>>,
+    pub(crate) pools: PoolTable<D>,
+    pub(crate) registry: Arc<CaptureRegistry>,
+    pub(crate) streams: Mutex<Registrations<D>>,
+    pub(crate) hooks: Hooks,
+    pub(crate) reach: Mutex<ReachSets>,
+}
+
+/// Registered streams.
+pub(crate) struct Registrations<D: Device> {
+    /// By id.
+    pub(crate) all: Vec<Arc<StreamCore>>,
+    /// Those not retired, by what names them.
+    pub(crate) live: HashMap<StreamKey, Stream<D>>,
+}
+
+/// What names a stream that is not retired. The per-thread default stream is one value and many streams.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct StreamKey {
+    handle: StreamHandle,
+    thread: Option<ThreadId>,
+}
+
+impl StreamKey {
+    pub(crate) fn of(handle: StreamHandle) -> Self {
+        // The driver has two names for the legacy default stream.
+        let handle = if handle.0 == 1 { StreamHandle::LEGACY } else { handle };
+        let thread = (handle == StreamHandle::PER_THREAD).then(|| std::thread::current().id());
+        Self { handle, thread }
+    }
+}
+
+impl<D: Device> Inner<D> {
+    pub(crate) fn new(shared: Arc<Shared<D>>, registry: Arc<CaptureRegistry>) -> Self {
+        let single = shared.rules.single_arena.then(|| {
+            let arena = Arc::new(Arena::new(Arc::clone(&shared), true));
+            arena.state.lock().add_slot(PoolId::DEFAULT, None);
+            arena
+        });
+        Self {
+            id: NEXT_ALLOCATOR.fetch_add(1, Ordering::Relaxed),
+            arenas: Mutex::new(Rank::Leaf, single.iter().cloned().collect()),
+            single,
+            shared,
+            pools: PoolTable::new(),
+            registry,
+            streams: Mutex::new(Rank::Leaf, Registrations { all: Vec::new(), live: HashMap::new() }),
+            hooks: Hooks::new(),
+            reach: Mutex::new(Rank::Leaf, ReachSets::default()),
+        }
+    }
+
+    pub(crate) fn arenas(&self) -> Vec<Arc<Arena<D>>> {
+        self.arenas.lock().clone()
+    }
+
+    /// Registers a stream, or returns its registration.
+    pub(crate) fn register(&self, handle: StreamHandle) -> Stream<D> {
+        let key = StreamKey::of(handle);
+        if let Some(known) = self.streams.lock().live.get(&key) {
+            return known.clone();
+        }
+        let core = {
+            let mut streams = self.streams.lock();
+            // 2^32 registrations take decades.
+            let core = Arc::new(StreamCore::new(StreamId(streams.all.len() as u32), key.handle, self.id));
+            streams.all.push(Arc::clone(&core));
+            core
+        };
+        let arena = self.single.clone().unwrap_or_else(|| {
+            let arena = Arc::new(Arena::new(Arc::clone(&self.shared), true));
+            arena.state.lock().add_slot(PoolId::DEFAULT, None);
+            arena
+        });
+        let lane = arena.state.lock().lanes_of(0, &core);
+        let stream = Stream { core, arena, lane };
+        if self.single.is_none() {
+            self.arenas.lock().push(Arc::clone(&stream.arena));
+        }
+        // Two threads may register one handle at once: the first one stays.
+        self.streams.lock().live.entry(key).or_insert(stream).clone()
+    }
+
+    /// A new private pool's arena and slot.
+    pub(crate) fn make_pool(
+        &self,
+        id: PoolId,
+        provider: Option<Arc<dyn crate::provider::SegmentProvider>>,
+        no_split: bool,
+    ) -> Arc<Pool<D>> {
+        let counters = Arc::default();
+        let arena = self.single.clone().unwrap_or_else(|| {
+            let arena = Arc::new(Arena::new(Arc::clone(&self.shared), false));
+            self.arenas.lock().push(Arc::clone(&arena));
+            arena
+        });
+        let slot = {
+            let mut state = arena.state.lock();
+            let slot = state.add_slot(id, Some(Arc::clone(&counters)));
+            state.slots[slot as usize].no_split = no_split;
+            slot
+        };
+        Arc::new(Pool { id, arena, slot, counters, provider })
+    }
+
+    /// The private pool that a request on `stream` goes to, if any. Asks the driver nothing while no capture and no scope is open.
+    fn route(&self, stream: &Stream<D>) -> Result<Option<Arc<Pool<D>>>, AllocError> {
+        match self.shared.rules.routing {
+            Routing::NewestScope => {
+                if self.shared.context.scopes.is_empty() {
+                    return Ok(None);
+                }
+                for scope in self.shared.context.scopes.newest_first() {
+                    if self.claims(&scope.filter, stream)? {
+                        return Ok(Some(self.pools.get(scope.pool)?));
+                    }
+                }
+                Ok(None)
+            }
+            Routing::CaptureFirst => {
+                if self.shared.context.scopes.is_empty() && self.registry.is_quiet() {
+                    return Ok(None);
+                }
+                self.route_capture_first(stream)
+            }
+        }
+    }
+
+    fn route_capture_first(&self, stream: &Stream<D>) -> Result<Option<Arc<Pool<D>>>, AllocError> {
+        let status = match self.registry.is_quiet() {
+            true => CaptureStatus::None,
+            false => self.shared.driver.capture_status(stream.core.handle)?,
+        };
+        let capture = match status {
+            CaptureStatus::None => None,
+            CaptureStatus::Active(id) => Some(id),
+            CaptureStatus::Invalidated(_) => {
+                return Err(AllocError::InvalidatedCapture { stream: stream.core.id });
+            }
+        };
+        let scopes = self.shared.context.scopes.newest_first();
+        let open_scope = |inside: bool| -> Result<Option<Arc<Pool<D>>>, AllocError> {
+            for scope in &scopes {
+                let opened_inside = scope.inside.is_some() && scope.inside == capture;
+                if opened_inside == inside && self.claims(&scope.filter, stream)? {
+                    let pool = if scope.pool.is_default() { None } else { Some(self.pools.get(scope.pool)?) };
+                    return Ok(pool);
+                }
+            }
+            Ok(None)
+        };
+        let Some(capture) = capture else { return open_scope(false) };
+        if let Some(pool) = open_scope(true)? {
+            return Ok(Some(pool));
+        }
+        let Some(id) = self.registry.pool_of(capture) else {
+            return Err(AllocError::UnknownCapture { stream: stream.core.id, capture });
+        };
+        let mut table = self.pools.lock();
+        let entry = table.pools.get_mut(&id).ok_or(crate::error::PoolError::Unknown { pool: id })?;
+        entry.captured = true;
+        Ok(Some(Arc::clone(&entry.pool)))
+    }
+
+    fn claims(&self, filter: &Filter, stream: &Stream<D>) -> Result<bool, AllocError> {
+        Ok(match filter {
+            Filter::All => true,
+            Filter::Stream(handle) => *handle == stream.core.handle,
+            Filter::Thread(thread) => *thread == std::thread::current().id(),
+            Filter::Capture(id) => self.shared.driver.capture_status(stream.core.handle)? == CaptureStatus::Active(*id),
+        })
+    }
+
+    /// Checks a stream, finds its pool, rounds the size.
+    pub(crate) fn request(&self, requested: u64, stream: &Stream<D>) -> Result<Request<D>, AllocError> {
+        if requested >= ABSURD {
+            return Err(AllocError::AbsurdSize { requested });
+        }
+        if stream.core.allocator != self.id {
+            return Err(AllocError::ForeignStream { stream: stream.core.id });
+        }
+        if stream.core.is_retired() {
+            return Err(AllocError::RetiredStream { stream: stream.core.id });
+        }
+        let pool = self.route(stream)?;
+        let in_capture = self.shared.in_capture()?;
+        Ok(self.request_for(requested, stream, pool, in_capture))
+    }
+
+    pub(crate) fn request_for(
+        &self,
+        requested: u64,
+        stream: &Stream<D>,
+        pool: Option<Arc<Pool<D>>>,
+        in_capture: bool,
+    ) -> Request<D> {
+        let size = self.shared.config.rounding().round(requested);
+        let part = if size <= SMALL_LIMIT { Part::Small } else { Part::Large };
+        let (arena, first) = match &pool {
+            None => (Arc::clone(&stream.arena), stream.lane),
+            Some(pool) => (Arc::clone(&pool.arena), pool.arena.state.lock().lanes_of(pool.slot, &stream.core)),
+        };
+        Request {
+            requested,
+            size,
+            part,
+            segment_bytes: self.shared.segment_bytes(self.nominal_segment_bytes(size, part)),
+            core: Arc::clone(&stream.core),
+            arena,
+            lane: first + part.index() as u32,
+            pool,
+            in_capture,
+        }
+    }
+
+    fn nominal_segment_bytes(&self, size: u64, part: Part) -> u64 {
+        match part {
+            Part::Small => SMALL_SEGMENT,
+            Part::Large if size < DEDICATED_FROM => self.shared.config.large_segment_size(),
+            Part::Large => size.div_ceil(DEDICATED_STEP).saturating_mul(DEDICATED_STEP),
+        }
+    }
+
+    /// Serves a request of more than zero bytes.
+    pub(crate) fn alloc(&self, requested: u64, stream: &Stream<D>) -> Result<Served<D>, AllocError> {
+        let request = self.request(requested, stream)?;
+        self.serve(&request)
+    }
+
+    pub(crate) fn serve(&self, request: &Request<D>) -> Result<Served<D>, AllocError> {
+        if self.shared.rules.poll_each_allocation {
+            if !request.in_capture {
+                self.poll_now(&request.arena)?;
+            } else if self.shared.config.capture_reuse() {
+                self.reuse_in_capture(request)?;
+            }
+        }
+        if let Some(served) = self.search(request) {
+            return Ok(served);
+        }
+        self.climb(request)
+    }
+
+    /// Looks for a block in the request's own lane.
+    pub(crate) fn search(&self, request: &Request<D>) -> Option<Served<D>> {
+        let ages = self.shared.counts_ages();
+        let counters = &request.arena.counters;
+        let mut state = request.arena.state.lock();
+        let block = state.take(request.lane, request.size, ages, counters)?;
+        let handed = state.hand_out(block, request.size, request.requested, counters)?;
+        Some(Served { arena: Arc::clone(&request.arena), handed, borrower: None })
+    }
+}

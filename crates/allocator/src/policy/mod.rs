@@ -1,0 +1,75 @@
+//! What tells one policy from another: each difference is one named decision, made here and nowhere else.
+//!
+//! The rest of the crate reads [`Rules`]; no other code asks which policy it serves. To add a policy, add a module that fills
+//! [`Rules`] and a name in [`crate::config::Policy`].
+
+mod segments;
+mod torch;
+
+use gpupool_device::DeviceProperties;
+
+use crate::arena::ArenaRules;
+use crate::config::{Config, Policy};
+use crate::ladder::Rung;
+
+/// When the allocator considers itself inside a capture, so that it must not poll, record events or give memory back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CaptureContext {
+    /// Never: what a capture forbids is decided for each call and stream.
+    ByCall,
+    /// While a capture was marked begun and the calling thread's current stream is capturing (PyTorch from 2.13).
+    CurrentStream,
+    /// While any scope is open on the device (PyTorch 2.11).
+    AnyScope,
+}
+
+/// Where a request goes when several places claim it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Routing {
+    /// A scope opened inside the capture, the capture's pool, a scope opened before it, the default pool.
+    CaptureFirst,
+    /// The newest scope whose filter matches, else the default pool.
+    NewestScope,
+}
+
+/// All decisions of a policy, with the configuration applied.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    pub(crate) arena: ArenaRules,
+    /// One arena for everything: order and peaks span all streams.
+    pub(crate) single_arena: bool,
+    /// Segments are virtual-memory handles of a multiple of this many bytes; plain driver allocations if `None`.
+    pub(crate) handle_granularity: Option<u64>,
+    /// Completed events are looked for at every allocation, else when a search fails.
+    pub(crate) poll_each_allocation: bool,
+    /// Every free with recorded uses records its events at once, else several share one.
+    pub(crate) event_each_free: bool,
+    /// A stream handle is the stream for ever, else a registration is.
+    pub(crate) streams_by_handle: bool,
+    pub(crate) capture_context: CaptureContext,
+    pub(crate) routing: Routing,
+    /// A released pool id is revived by the next use while the pool exists; else that is an error.
+    pub(crate) revives_pools: bool,
+    /// What is tried, in order, when the search fails.
+    pub(crate) ladder: &'static [Rung],
+}
+
+impl Rules {
+    /// The decisions of the configured policy on this device.
+    pub(crate) fn new(config: &Config, device: &DeviceProperties) -> Self {
+        match config.policy() {
+            Policy::Torch215 => torch::rules_2_15(config),
+            Policy::Torch211 => torch::rules_2_11(config),
+            Policy::Segments => segments::rules(config, device),
+        }
+    }
+}
+
+fn arena_rules(config: &Config, bins: bool, tie_by_address: bool) -> ArenaRules {
+    ArenaRules {
+        max_split: config.max_split_size().unwrap_or(u64::MAX),
+        non_split_slack: config.max_non_split_rounding(),
+        bins,
+        tie_by_address,
+    }
+}

@@ -1,0 +1,42 @@
+//! `segments`: block splitting in segments from the driver, without PyTorch's known faults.
+
+use gpupool_device::DeviceProperties;
+
+use super::{CaptureContext, Routing, Rules, arena_rules};
+use crate::config::{Config, VirtualMemory};
+use crate::ladder::{Rung, Step, Then};
+
+/// Every step that returned blocks is followed by a search. Cheap steps come first, and waiting for the GPU comes last.
+const LADDER: &[Rung] = &[
+    Rung { step: Step::EmptyBins, then: Then::SearchAgain },
+    Rung { step: Step::CompletedEvents, then: Then::SearchAgain },
+    Rung { step: Step::WaitOnStream, then: Then::SearchAgain },
+    Rung { step: Step::Reclaimers, then: Then::SearchAgain },
+    Rung { step: Step::GarbageCollection, then: Then::SearchAgain },
+    Rung { step: Step::TakeIdleSegment { wait: false }, then: Then::SearchAgain },
+    Rung { step: Step::TakeFromRetired, then: Then::GoOn },
+    Rung { step: Step::TrimBeforeGrowth, then: Then::GoOn },
+    Rung { step: Step::Grow { retry: false }, then: Then::GoOn },
+    Rung { step: Step::OverflowPools, then: Then::GoOn },
+    Rung { step: Step::ReleaseIdle { wait: false }, then: Then::SearchAgain },
+    Rung { step: Step::WaitForPending, then: Then::SearchAgain },
+    Rung { step: Step::TakeIdleSegment { wait: true }, then: Then::SearchAgain },
+    Rung { step: Step::ReleaseIdle { wait: true }, then: Then::SearchAgain },
+];
+
+/// The decisions of `segments`: handles where the device has virtual memory, since giving one back waits for nothing.
+pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
+    let handles = device.virtual_memory && config.virtual_memory() == VirtualMemory::WherePossible;
+    Rules {
+        arena: arena_rules(config, true, false),
+        single_arena: false,
+        handle_granularity: handles.then_some(device.granularity),
+        poll_each_allocation: false,
+        event_each_free: false,
+        streams_by_handle: false,
+        capture_context: CaptureContext::ByCall,
+        routing: Routing::CaptureFirst,
+        revives_pools: true,
+        ladder: LADDER,
+    }
+}

@@ -1,0 +1,108 @@
+//! Private pools: who uses them, and when they end.
+//!
+//! * **P1** A pool with users (a use count above zero) gives no segment back to the driver while a capture used it.
+//! * **P2** A pool with no user is *freeable*: it is looked at only when the cache is emptied or memory runs out, and forgotten
+//!   with its last segment.
+//! * **P3** An allocation or a free never walks the pools.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use gpupool_device::Device;
+
+use crate::arena::Arena;
+use crate::counters::PoolCounters;
+use crate::error::PoolError;
+use crate::ids::PoolId;
+use crate::provider::SegmentProvider;
+use crate::sync::{Guard, Mutex, Rank};
+
+/// A private pool.
+pub(crate) struct Pool<D: Device> {
+    pub(crate) id: PoolId,
+    pub(crate) arena: Arc<Arena<D>>,
+    pub(crate) slot: u32,
+    pub(crate) counters: Arc<PoolCounters>,
+    pub(crate) provider: Option<Arc<dyn SegmentProvider>>,
+}
+
+/// A pool in the table.
+pub(crate) struct PoolEntry<D: Device> {
+    pub(crate) pool: Arc<Pool<D>>,
+    pub(crate) use_count: i64,
+    /// A capture was routed here: addresses may be baked into a graph.
+    pub(crate) captured: bool,
+}
+
+/// All private pools.
+pub(crate) struct PoolTable<D: Device> {
+    state: Mutex<PoolTableState<D>>,
+}
+
+/// What the table's lock protects.
+pub(crate) struct PoolTableState<D: Device> {
+    pub(crate) pools: BTreeMap<PoolId, PoolEntry<D>>,
+    /// Ids, not pools: they may be set before the pool exists, and survive it, as in PyTorch.
+    pub(crate) no_split: BTreeSet<PoolId>,
+    pub(crate) use_on_oom: BTreeSet<PoolId>,
+}
+
+impl<D: Device> PoolTable<D> {
+    pub(crate) fn new() -> Self {
+        let state =
+            PoolTableState { pools: BTreeMap::new(), no_split: BTreeSet::new(), use_on_oom: BTreeSet::new() };
+        Self { state: Mutex::new(Rank::Pool, state) }
+    }
+
+    pub(crate) fn lock(&self) -> Guard<'_, PoolTableState<D>> {
+        self.state.lock()
+    }
+
+    pub(crate) fn get(&self, id: PoolId) -> Result<Arc<Pool<D>>, PoolError> {
+        self.lock().pools.get(&id).map(|e| Arc::clone(&e.pool)).ok_or(PoolError::Unknown { pool: id })
+    }
+
+    pub(crate) fn use_count(&self, id: PoolId) -> Result<i64, PoolError> {
+        self.lock().pools.get(&id).map(|e| e.use_count).ok_or(PoolError::Unknown { pool: id })
+    }
+
+    /// One user more. `None` if there is no such pool yet.
+    pub(crate) fn take(&self, id: PoolId, revives: bool) -> Result<Option<Arc<Pool<D>>>, PoolError> {
+        let mut table = self.lock();
+        let Some(entry) = table.pools.get_mut(&id) else { return Ok(None) };
+        if entry.use_count <= 0 && !revives {
+            return Err(PoolError::Released { pool: id });
+        }
+        entry.use_count = entry.use_count.max(0) + 1;
+        Ok(Some(Arc::clone(&entry.pool)))
+    }
+
+    /// One user less; at zero the pool is freeable.
+    pub(crate) fn release(&self, id: PoolId) -> Result<(), PoolError> {
+        let mut table = self.lock();
+        let entry = table.pools.get_mut(&id).ok_or(PoolError::Unknown { pool: id })?;
+        entry.use_count -= 1;
+        if entry.use_count < 0 {
+            return Err(PoolError::OverReleased { pool: id });
+        }
+        Ok(())
+    }
+
+    /// Pools that nobody uses.
+    pub(crate) fn freeable(&self) -> Vec<Arc<Pool<D>>> {
+        self.lock().pools.values().filter(|e| e.use_count <= 0).map(|e| Arc::clone(&e.pool)).collect()
+    }
+
+    /// Pools in use that no capture was ever routed to: their idle segments may go when memory is short.
+    pub(crate) fn never_captured(&self) -> Vec<Arc<Pool<D>>> {
+        let table = self.lock();
+        table.pools.values().filter(|e| e.use_count > 0 && !e.captured).map(|e| Arc::clone(&e.pool)).collect()
+    }
+
+    /// Pools that may serve a default request that found nothing else.
+    pub(crate) fn overflow(&self) -> Vec<Arc<Pool<D>>> {
+        let table = self.lock();
+        let ids = table.use_on_oom.iter();
+        ids.filter_map(|id| table.pools.get(id)).map(|e| Arc::clone(&e.pool)).collect()
+    }
+}

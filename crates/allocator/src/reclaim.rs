@@ -1,0 +1,361 @@
+//! Giving memory back to the driver.
+//!
+//! A segment is given back when it is wholly free. Plain memory may go at once, since its free waits for the device; a handle only
+//! once the device is done with it, since an unmap waits for nothing (fault catalogue, 18). A segment that the driver does not take
+//! is put back.
+
+use std::sync::Arc;
+
+use gpupool_device::{Device, DriverError};
+
+use crate::arena::{Arena, Backing, Lane};
+use crate::error::AllocError;
+use crate::growth::Idle;
+use crate::ids::{Part, PoolId};
+use crate::inner::{Inner, Request};
+use crate::pool::Pool;
+use crate::units::to_units;
+
+/// What emptying the cache did, and what it did not do and why. All sizes in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Trimmed {
+    /// Given back to the driver.
+    pub released_bytes: u64,
+    /// Segments given back.
+    pub released_segments: u64,
+    /// Wholly free, but the device may still be using it.
+    pub busy_bytes: u64,
+    /// Wholly free, but in private pools that are in use: their addresses may be baked into graphs.
+    pub held_by_pools_bytes: u64,
+    /// Wholly free, but a capture under way forbids giving it back.
+    pub held_by_capture_bytes: u64,
+    /// Wholly free, but the driver did not take it; it stays cached.
+    pub refused_bytes: u64,
+    /// The first error of the driver, if it refused any.
+    pub refused: Option<DriverError>,
+}
+
+impl<D: Device> Arena<D> {
+    /// Gives wholly free segments back, in the order given. With `wait` it waits for the device where it must.
+    pub(crate) fn release(&self, idle: &[Idle], wait: bool, out: &mut Trimmed) -> Result<(), AllocError> {
+        for idle in idle {
+            let (needs_quiescence, part, pool, counters) = {
+                let state = self.state.lock();
+                let Some(segment) = state.segments.get(idle.segment) else { continue };
+                let slot = &state.slots[segment.slot as usize];
+                let handle = matches!(segment.memory.backing, Backing::Handle(_));
+                (handle, segment.part, slot.pool, slot.counters.clone())
+            };
+            if needs_quiescence && !self.is_quiescent(idle, wait)? {
+                out.busy_bytes += idle.bytes;
+                continue;
+            }
+            let segment = {
+                let mut state = self.state.lock();
+                if !state.still_idle(idle) {
+                    continue;
+                }
+                state.detach(idle.block)
+            };
+            let Some(segment) = segment else { continue };
+            match self.shared.give_back(&segment.memory, part, pool) {
+                Ok(()) => {
+                    out.released_bytes += idle.bytes;
+                    out.released_segments += 1;
+                    if let Some(counters) = counters {
+                        let _state = self.state.lock();
+                        counters.reserved_bytes.decrease(part, idle.bytes as i64);
+                    }
+                }
+                Err(e) => {
+                    tracing::warn!(address = %segment.memory.base, bytes = idle.bytes, error = %e, "the driver did not take a segment back");
+                    self.state.lock().attach(segment.memory, segment.lane);
+                    out.refused_bytes += idle.bytes;
+                    out.refused.get_or_insert(e);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn release_lanes(&self, pick: impl Fn(&Lane) -> bool, wait: bool, out: &mut Trimmed) -> Result<(), AllocError> {
+        let idle = self.idle_segments(pick);
+        self.release(&idle, wait, out)
+    }
+
+    /// As [`idle_segments`](Self::idle_segments), for one part of one pool and with lanes in the order of their handles.
+    fn idle_of_part(&self, slot: u32, part: Part) -> Vec<Idle> {
+        let mut state = self.state.lock();
+        state.flush_bins(&self.counters);
+        let lanes = state.lanes_in_order(slot, part);
+        let mut idle = state.idle_in_order(|l| l.slot == slot && l.part == part);
+        idle.sort_by_key(|i| lanes.iter().position(|l| *l == i.lane));
+        idle
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Garbage collection, when a threshold and a limit are set: gives back free segments of the default pool's large parts that
+    /// are at least of average age, until the bytes held are under the threshold or nothing is left. Returns bytes.
+    pub(crate) fn collect_garbage(&self, _request: &Request<D>) -> Result<u64, AllocError> {
+        let Some(threshold) = self.shared.config.garbage_collection_threshold() else { return Ok(0) };
+        let (held, limit) = {
+            let totals = self.shared.totals.lock();
+            (totals.held(), totals.limit)
+        };
+        let Some(limit) = limit else { return Ok(0) };
+        let threshold = (threshold * limit.bytes as f64).floor() as u64;
+        if held <= threshold {
+            return Ok(0);
+        }
+        let target = held - threshold;
+        let mut candidates: Vec<(Arc<Arena<D>>, Idle, u64)> = Vec::new();
+        for arena in self.arenas().into_iter().filter(|a| a.holds_default) {
+            for idle in arena.idle_of_part(0, Part::Large) {
+                let state = arena.state.lock();
+                let age = (state.slots[0].age[Part::Large.index()] as u32).wrapping_sub(state.blocks[idle.block].age);
+                drop(state);
+                candidates.push((Arc::clone(&arena), idle, u64::from(age)));
+            }
+        }
+        let mut out = Trimmed::default();
+        let mut sum: u64 = candidates.iter().map(|(.., age)| age).sum();
+        loop {
+            if candidates.is_empty() || out.released_bytes >= target {
+                return Ok(out.released_bytes);
+            }
+            let (cut, before) = (sum as f64 / candidates.len() as f64, out.released_segments);
+            let mut kept = Vec::new();
+            for (arena, idle, age) in candidates {
+                let released = out.released_segments;
+                if age as f64 >= cut {
+                    arena.release(&[idle], false, &mut out)?;
+                }
+                if out.released_segments > released {
+                    sum -= age;
+                } else {
+                    kept.push((arena, idle, age));
+                }
+            }
+            candidates = kept;
+            if out.released_segments == before {
+                return Ok(out.released_bytes);
+            }
+        }
+    }
+
+    /// Where giving back waits for nothing: idle segments go before growth beyond the previous peak (or the high-water mark), so that
+    /// growth takes their place. Returns bytes.
+    pub(crate) fn trim_before_growth(&self, request: &Request<D>) -> Result<u64, AllocError> {
+        let config = &self.shared.config;
+        let (held, peak) = {
+            let totals = self.shared.totals.lock();
+            (totals.held(), totals.peak_held())
+        };
+        let after = held.saturating_add(request.segment_bytes);
+        let over_peak = match config.trim_before_growth() && self.shared.rules.handle_granularity.is_some() {
+            true => after.saturating_sub(peak),
+            false => 0,
+        };
+        let over_mark = config.trim_above().map_or(0, |mark| after.saturating_sub(mark));
+        let excess = over_peak.max(over_mark);
+        if excess == 0 {
+            return Ok(0);
+        }
+        let mut found: Vec<(Arc<Arena<D>>, Idle)> = Vec::new();
+        for arena in self.arenas().into_iter().filter(|a| a.holds_default) {
+            let idle = arena.idle_segments(|lane| arena.is_default_slot(lane.slot));
+            found.extend(idle.into_iter().map(|i| (Arc::clone(&arena), i)));
+        }
+        for pool in self.pools.freeable() {
+            let idle = pool.arena.idle_segments(|lane| lane.slot == pool.slot);
+            found.extend(idle.into_iter().map(|i| (Arc::clone(&pool.arena), i)));
+        }
+        // One that covers all of it, the smallest such; else the largest ones first: fewest driver calls.
+        found.sort_by_key(|(_, i)| (i.bytes, i.ordinal));
+        let covering = found.iter().position(|(_, i)| i.bytes >= excess);
+        let order: Vec<usize> = match covering {
+            Some(first) => (first..found.len()).chain((0..first).rev()).collect(),
+            None => (0..found.len()).rev().collect(),
+        };
+        let mut out = Trimmed::default();
+        for at in order {
+            if out.released_bytes >= excess {
+                break;
+            }
+            let (arena, idle) = &found[at];
+            arena.release(&[*idle], false, &mut out)?;
+        }
+        self.forget_empty_pools();
+        Ok(out.released_bytes)
+    }
+
+    /// Gives idle segments back, one group at a time until one yields anything: of the request's own pool and stream, of other
+    /// streams, of private pools that no capture used, of pools that nobody uses. Returns bytes.
+    pub(crate) fn release_idle(&self, request: Option<&Request<D>>, wait: bool) -> Result<u64, AllocError> {
+        let mut out = Trimmed::default();
+        let default_or_free = |arena: &Arena<D>, lane: &Lane, pools: &[Arc<Pool<D>>]| {
+            arena.is_default_slot(lane.slot)
+                || pools.iter().any(|p| std::ptr::eq(&*p.arena, arena) && p.slot == lane.slot)
+        };
+        let never_captured = self.pools.never_captured();
+        if let Some(request) = request {
+            let arena = &request.arena;
+            arena.release_lanes(|lane| default_or_free(arena, lane, &never_captured), wait, &mut out)?;
+        }
+        if out.released_bytes == 0 {
+            for arena in self.arenas().into_iter().filter(|a| a.holds_default) {
+                arena.release_lanes(|lane| arena.is_default_slot(lane.slot), wait, &mut out)?;
+            }
+        }
+        if out.released_bytes == 0 {
+            for pool in &never_captured {
+                pool.arena.release_lanes(|lane| lane.slot == pool.slot, wait, &mut out)?;
+            }
+        }
+        if out.released_bytes == 0 {
+            for pool in self.pools.freeable() {
+                pool.arena.release_lanes(|lane| lane.slot == pool.slot, wait, &mut out)?;
+            }
+            self.forget_empty_pools();
+        }
+        Ok(out.released_bytes)
+    }
+
+    /// PyTorch's `release_available`: with a split limit, gives back free oversize blocks of the request's lane, the one that is large
+    /// enough or several smaller ones. Returns whether they amount to the request.
+    pub(crate) fn release_oversize(&self, request: &Request<D>) -> Result<bool, AllocError> {
+        let Some(max_split) = self.shared.config.max_split_size() else { return Ok(false) };
+        let key = request.size.max(max_split);
+        let (enough, smaller) = {
+            let state = request.arena.state.lock();
+            let lane = request.lane;
+            let mut idle = state.idle_in_order(|l| l.in_use);
+            idle.retain(|i| i.lane == lane);
+            let Some(wanted) = to_units(key.next_multiple_of(512)) else { return Ok(false) };
+            let first = idle.partition_point(|i| i.bytes < u64::from(wanted) * 512);
+            let smaller: Vec<Idle> = idle.drain(..first).rev().collect();
+            (idle.first().copied(), smaller)
+        };
+        let mut out = Trimmed::default();
+        if let Some(idle) = enough {
+            request.arena.release(&[idle], false, &mut out)?;
+            return Ok(out.released_bytes > 0);
+        }
+        for idle in smaller {
+            if out.released_bytes >= key || idle.bytes < max_split {
+                break;
+            }
+            request.arena.release(&[idle], false, &mut out)?;
+        }
+        Ok(out.released_bytes >= key)
+    }
+
+    /// Empties the cache: waits for freed blocks that streams still use, then gives every wholly free segment back of the default
+    /// pool and of pools that nobody uses.
+    pub(crate) fn release_cached(&self) -> Result<Trimmed, AllocError> {
+        let mut out = Trimmed::default();
+        let in_capture = self.shared.in_capture()?;
+        self.shared.retry_stranded();
+        if !in_capture {
+            self.shared.totals.lock().syncs += 1;
+            for arena in self.arenas() {
+                arena.flush_deferred(|_| true);
+                arena.wait_for_pending()?;
+            }
+            for arena in self.arenas().into_iter().filter(|a| a.holds_default) {
+                for part in [Part::Large, Part::Small] {
+                    let idle = arena.idle_of_part(0, part);
+                    arena.release(&idle, true, &mut out)?;
+                }
+            }
+        }
+        for pool in self.pools.freeable() {
+            self.release_pool_segments(&pool, true, &mut out)?;
+        }
+        self.forget_empty_pools();
+        self.note_held(in_capture, &mut out);
+        Ok(out)
+    }
+
+    /// Empties one private pool that nobody uses. An id that is unknown or in use is ignored, as in PyTorch.
+    pub(crate) fn release_cached_of(&self, id: PoolId) -> Result<Trimmed, AllocError> {
+        let mut out = Trimmed::default();
+        if let Some(pool) = self.pools.freeable().into_iter().find(|p| p.id == id) {
+            self.shared.totals.lock().syncs += 1;
+            pool.arena.flush_deferred(|slot| slot == pool.slot);
+            pool.arena.wait_for_pending()?;
+            self.release_pool_segments(&pool, true, &mut out)?;
+            self.forget_empty_pools();
+        }
+        Ok(out)
+    }
+
+    /// As [`release_cached`](Self::release_cached), but waits for nothing: what the device may still use stays.
+    pub(crate) fn release_without_waiting(&self) -> Result<Trimmed, AllocError> {
+        let mut out = Trimmed::default();
+        let in_capture = self.shared.in_capture()?;
+        self.shared.retry_stranded();
+        for arena in self.arenas() {
+            if !in_capture {
+                arena.flush_deferred(|_| true);
+                arena.poll(true);
+            }
+            if arena.holds_default && !in_capture {
+                arena.release_lanes(|lane| arena.is_default_slot(lane.slot), false, &mut out)?;
+            }
+        }
+        for pool in self.pools.freeable() {
+            self.release_pool_segments(&pool, false, &mut out)?;
+        }
+        self.forget_empty_pools();
+        self.note_held(in_capture, &mut out);
+        Ok(out)
+    }
+
+    fn release_pool_segments(&self, pool: &Pool<D>, wait: bool, out: &mut Trimmed) -> Result<(), AllocError> {
+        for part in Part::ALL {
+            let idle = pool.arena.idle_of_part(pool.slot, part);
+            pool.arena.release(&idle, wait, out)?;
+        }
+        Ok(())
+    }
+
+    fn note_held(&self, in_capture: bool, out: &mut Trimmed) {
+        for arena in self.arenas() {
+            let idle = arena.idle_segments(|_| true);
+            let state = arena.state.lock();
+            for i in idle {
+                let slot = state.lanes[i.lane as usize].slot;
+                if !arena.is_default_slot(slot) {
+                    out.held_by_pools_bytes += i.bytes;
+                } else if in_capture {
+                    out.held_by_capture_bytes += i.bytes;
+                }
+            }
+        }
+    }
+
+    /// Forgets the pools that nobody uses and that have no segment.
+    pub(crate) fn forget_empty_pools(&self) {
+        for pool in self.pools.freeable() {
+            let mut state = pool.arena.state.lock();
+            if state.segments.iter().any(|(_, s)| s.slot == pool.slot) {
+                continue;
+            }
+            let mut table = self.pools.lock();
+            // Someone may have taken it meanwhile.
+            if table.pools.get(&pool.id).is_some_and(|e| e.use_count <= 0 && Arc::ptr_eq(&e.pool, &pool)) {
+                table.pools.remove(&pool.id);
+                table.use_on_oom.remove(&pool.id);
+                drop(table);
+                state.remove_slot(pool.slot);
+                drop(state);
+                if !pool.arena.holds_default {
+                    self.arenas.lock().retain(|a| !Arc::ptr_eq(a, &pool.arena));
+                }
+            }
+        }
+    }
+}

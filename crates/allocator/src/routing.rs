@@ -1,0 +1,130 @@
+//! Where a request goes: scopes, and the registry of captures.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
+
+use gpupool_device::{CaptureId, StreamHandle};
+
+use crate::ids::PoolId;
+use crate::sync::{Mutex, Rank};
+
+/// Which requests a scope claims.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Filter {
+    /// Every request.
+    All,
+    /// Requests on the stream with this handle.
+    Stream(StreamHandle),
+    /// Requests on streams that are capturing under this id, whoever makes them.
+    Capture(CaptureId),
+    /// Requests made by this thread, on any stream.
+    Thread(ThreadId),
+}
+
+/// "Route these requests to that pool".
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Scope {
+    pub(crate) pool: PoolId,
+    pub(crate) filter: Filter,
+    /// The capture that was under way where it was opened: such a scope goes before the capture's own pool.
+    pub(crate) inside: Option<CaptureId>,
+}
+
+/// The open scopes of an allocator, oldest first.
+#[derive(Debug)]
+pub(crate) struct Scopes {
+    open: AtomicUsize,
+    list: Mutex<Vec<Scope>>,
+}
+
+impl Scopes {
+    pub(crate) fn new() -> Self {
+        Self { open: AtomicUsize::new(0), list: Mutex::new(Rank::Leaf, Vec::new()) }
+    }
+
+    /// Whether no scope is open. One load.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.open.load(Ordering::Acquire) == 0
+    }
+
+    pub(crate) fn push(&self, scope: Scope) {
+        let mut list = self.list.lock();
+        list.push(scope);
+        self.open.store(list.len(), Ordering::Release);
+    }
+
+    /// Closes the newest scope of `pool` that `matches`.
+    pub(crate) fn remove(&self, pool: PoolId, matches: impl Fn(&Scope) -> bool) -> bool {
+        let mut list = self.list.lock();
+        let Some(at) = list.iter().rposition(|s| s.pool == pool && matches(s)) else { return false };
+        list.remove(at);
+        self.open.store(list.len(), Ordering::Release);
+        true
+    }
+
+    pub(crate) fn contains(&self, pool: PoolId) -> bool {
+        self.list.lock().iter().any(|s| s.pool == pool)
+    }
+
+    /// All open scopes, newest first.
+    pub(crate) fn newest_first(&self) -> Vec<Scope> {
+        self.list.lock().iter().rev().copied().collect()
+    }
+}
+
+/// Which captures of the process are under way, and which pool each one's memory comes from. Shared by the allocators of all
+/// devices, since a capture can spread over several.
+///
+/// While it is empty, an allocation asks the driver nothing.
+#[derive(Debug)]
+pub struct CaptureRegistry {
+    open: AtomicUsize,
+    captures: Mutex<HashMap<CaptureId, PoolId>>,
+}
+
+impl Default for CaptureRegistry {
+    fn default() -> Self {
+        Self { open: AtomicUsize::new(0), captures: Mutex::new(Rank::Leaf, HashMap::new()) }
+    }
+}
+
+impl CaptureRegistry {
+    /// The registry of this process.
+    #[must_use]
+    pub fn global() -> Arc<Self> {
+        static GLOBAL: OnceLock<Arc<CaptureRegistry>> = OnceLock::new();
+        Arc::clone(GLOBAL.get_or_init(Arc::default))
+    }
+
+    /// Announces a capture: requests on streams that capture under `id` go to `pool`.
+    pub fn enter(&self, id: CaptureId, pool: PoolId) {
+        let mut captures = self.captures.lock();
+        captures.insert(id, pool);
+        self.open.store(captures.len(), Ordering::Release);
+    }
+
+    /// The capture is over. Returns its pool, or `None` if it was never announced.
+    pub fn leave(&self, id: CaptureId) -> Option<PoolId> {
+        let mut captures = self.captures.lock();
+        let pool = captures.remove(&id);
+        self.open.store(captures.len(), Ordering::Release);
+        pool
+    }
+
+    /// Whether no capture is announced. One load.
+    #[inline]
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.open.load(Ordering::Acquire) == 0
+    }
+
+    /// The pool of a capture.
+    #[must_use]
+    pub fn pool_of(&self, id: CaptureId) -> Option<PoolId> {
+        self.captures.lock().get(&id).copied()
+    }
+}

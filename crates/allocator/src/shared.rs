@@ -1,0 +1,185 @@
+//! What all arenas of an allocator share, and outlives the allocator while a block is live: the driver, the rules, the totals.
+//!
+//! Also how a segment's memory is made and given back, with every failure undone. What cannot be undone is *stranded*: kept,
+//! counted as reserved, and tried again whenever the cache is emptied.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use gpupool_device::{Address, Device, DriverError, DriverResult, MemoryHandle, StreamHandle, code, Call};
+
+use crate::arena::{Backing, Memory};
+use crate::config::Config;
+use crate::context::Context;
+use crate::driver::Driver;
+use crate::ids::{Part, PoolId};
+use crate::policy::Rules;
+use crate::provider::SegmentProvider;
+use crate::sync::{Mutex, Rank};
+use crate::totals::Totals;
+
+/// Ages of segments, over all devices of the process.
+static NEXT_REGISTRATION: AtomicU64 = AtomicU64::new(0);
+
+/// Memory half given back: the pieces that the driver would not take.
+#[derive(Debug)]
+struct Stranded {
+    range: Option<(Address, u64)>,
+    handle: Option<MemoryHandle>,
+    /// Counted as reserved until the handle is released.
+    counted: Option<(u64, Part, PoolId)>,
+}
+
+/// The driver, the rules and the totals.
+pub(crate) struct Shared<D: Device> {
+    pub(crate) driver: Driver<D>,
+    pub(crate) rules: Rules,
+    pub(crate) config: Config,
+    pub(crate) totals: Totals,
+    pub(crate) context: Context,
+    /// Searches make free blocks older: a collection threshold and a limit are both in force.
+    pub(crate) counts_ages: AtomicBool,
+    next_ordinal: AtomicU64,
+    stranded: Mutex<Vec<Stranded>>,
+}
+
+impl<D: Device> Shared<D> {
+    pub(crate) fn new(driver: Driver<D>, rules: Rules, config: Config, totals: Totals) -> Self {
+        Self {
+            driver,
+            rules,
+            config,
+            totals,
+            context: Context::new(),
+            counts_ages: AtomicBool::new(false),
+            next_ordinal: AtomicU64::new(0),
+            stranded: Mutex::new(Rank::Leaf, Vec::new()),
+        }
+    }
+
+    pub(crate) fn counts_ages(&self) -> bool {
+        self.counts_ages.load(Ordering::Relaxed)
+    }
+
+    /// What a segment of at least `bytes` really takes.
+    pub(crate) fn segment_bytes(&self, bytes: u64) -> u64 {
+        match self.rules.handle_granularity {
+            Some(granularity) => bytes.div_ceil(granularity).saturating_mul(granularity),
+            None => bytes,
+        }
+    }
+
+    /// Memory for a segment. After an error nothing is held.
+    pub(crate) fn make_memory(
+        &self,
+        bytes: u64,
+        provider: Option<&Arc<dyn SegmentProvider>>,
+        stream: StreamHandle,
+    ) -> DriverResult<Memory> {
+        let (base, backing) = if let Some(provider) = provider {
+            crate::sync::assert_unlocked();
+            let out_of_memory = DriverError::new(Call::Other, code::OUT_OF_MEMORY);
+            (provider.allocate(bytes, stream).ok_or(out_of_memory)?, Backing::Provider(Arc::clone(provider)))
+        } else if self.rules.handle_granularity.is_some() {
+            let (base, handle) = self.make_handle(bytes)?;
+            (base, Backing::Handle(handle))
+        } else {
+            (self.driver.mem_alloc(bytes)?, Backing::Plain)
+        };
+        let ordinal = self.next_ordinal.fetch_add(1, Ordering::Relaxed);
+        let registration = NEXT_REGISTRATION.fetch_add(1, Ordering::Relaxed);
+        Ok(Memory { base, bytes, backing, ordinal, registration })
+    }
+
+    fn make_handle(&self, bytes: u64) -> DriverResult<(Address, MemoryHandle)> {
+        let base = self.driver.address_reserve(bytes)?;
+        let undo_range = |handle: Option<MemoryHandle>| {
+            self.strand(Stranded { range: Some((base, bytes)), handle, counted: None });
+            self.retry_stranded();
+        };
+        let handle = match self.driver.handle_create(bytes) {
+            Ok(handle) => handle,
+            Err(e) => {
+                undo_range(None);
+                return Err(e);
+            }
+        };
+        if let Err(e) = self.driver.map(base, bytes, handle) {
+            undo_range(Some(handle));
+            return Err(e);
+        }
+        Ok((base, handle))
+    }
+
+    /// Gives a segment's memory back. On an error it is whole and usable, as before.
+    ///
+    /// The caller knows that the device is done with it, or it is plain memory, whose free waits.
+    pub(crate) fn give_back(&self, memory: &Memory, part: Part, pool: PoolId) -> DriverResult<()> {
+        match &memory.backing {
+            Backing::Plain => self.driver.mem_free(memory.base)?,
+            Backing::Provider(provider) => {
+                crate::sync::assert_unlocked();
+                provider.release(memory.base, memory.bytes);
+            }
+            Backing::Handle(handle) => {
+                self.driver.unmap(memory.base, memory.bytes)?;
+                // From here on the segment is gone, whatever the driver says.
+                if self.driver.handle_release(*handle).is_err() {
+                    let counted = Some((memory.bytes, part, pool));
+                    let range = Some((memory.base, memory.bytes));
+                    self.strand(Stranded { range, handle: Some(*handle), counted });
+                    return Ok(());
+                }
+                if self.driver.address_free(memory.base, memory.bytes).is_err() {
+                    self.strand(Stranded { range: Some((memory.base, memory.bytes)), handle: None, counted: None });
+                }
+            }
+        }
+        self.totals.released(memory.bytes, part, pool);
+        Ok(())
+    }
+
+    /// As [`give_back`](Self::give_back), for an owner that cannot keep what the driver does not take.
+    pub(crate) fn give_back_or_strand(&self, memory: Memory, part: Part, pool: Option<PoolId>) {
+        if let Err(e) = self.give_back(&memory, part, pool.unwrap_or_default()) {
+            tracing::warn!(address = %memory.base, bytes = memory.bytes, error = %e, "memory was not given back");
+        }
+    }
+
+    fn strand(&self, piece: Stranded) {
+        self.stranded.lock().push(piece);
+    }
+
+    /// Tries again to give back what was stranded.
+    pub(crate) fn retry_stranded(&self) {
+        let pieces = std::mem::take(&mut *self.stranded.lock());
+        for mut piece in pieces {
+            if let Some(handle) = piece.handle
+                && self.driver.handle_release(handle).is_ok()
+            {
+                piece.handle = None;
+                if let Some((bytes, part, pool)) = piece.counted.take() {
+                    self.totals.released(bytes, part, pool);
+                }
+            }
+            if piece.handle.is_none()
+                && let Some((base, bytes)) = piece.range
+                && self.driver.address_free(base, bytes).is_ok()
+            {
+                piece.range = None;
+            }
+            if piece.handle.is_some() || piece.range.is_some() {
+                self.strand(piece);
+            }
+        }
+    }
+}
+
+impl<D: Device> Drop for Shared<D> {
+    fn drop(&mut self) {
+        self.retry_stranded();
+        for piece in self.stranded.get_mut() {
+            tracing::warn!(?piece, "memory stays with the driver until the process ends");
+        }
+    }
+}

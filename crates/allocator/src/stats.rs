@@ -1,0 +1,172 @@
+//! Statistics under PyTorch's names.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gpupool_device::Device;
+
+use crate::arena::Arena;
+use crate::counters::{ArenaCounters, Stat, StatArray};
+use crate::ids::PoolId;
+use crate::inner::Inner;
+
+/// What PyTorch calls `memory_stats`, and more. Bytes, or counts.
+///
+/// Current and cumulative figures are exact at any quiet moment. Peaks are exact under the bit-exact policies, and while one stream
+/// allocates; over several streams of `segments` a peak is the sum of the streams' peaks, which is the most it can have been.
+/// Figures of segments are always exact.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Blocks handed out and not freed.
+    pub allocation: StatArray,
+    /// Segments held from the driver.
+    pub segment: StatArray,
+    /// Blocks handed out, or freed and pending.
+    pub active: StatArray,
+    /// Free blocks in segments that hold others too.
+    pub inactive_split: StatArray,
+    /// Bytes in blocks handed out.
+    pub allocated_bytes: StatArray,
+    /// Bytes in segments.
+    pub reserved_bytes: StatArray,
+    /// Bytes in blocks handed out, or freed and pending.
+    pub active_bytes: StatArray,
+    /// Bytes in free blocks of segments that hold others too.
+    pub inactive_split_bytes: StatArray,
+    /// Bytes asked for, in blocks handed out or pending.
+    pub requested_bytes: StatArray,
+    /// Live blocks of at least the split limit.
+    pub oversize_allocations: Stat,
+    /// Segments of at least the split limit.
+    pub oversize_segments: Stat,
+    /// How often the driver was asked again after the cache was emptied.
+    pub num_alloc_retries: i64,
+    /// Requests that ended in out of memory.
+    pub num_ooms: i64,
+    /// Requests rejected outright.
+    pub num_oom_rejections: i64,
+    /// How often the cache was emptied with a wait for all streams.
+    pub num_sync_all_streams: i64,
+    /// Segments taken from the driver.
+    pub num_device_alloc: i64,
+    /// Segments given back.
+    pub num_device_free: i64,
+    /// The split limit at start-up; -1 without one.
+    pub max_split_size: i64,
+    /// Reserved bytes of every private pool that ever had a segment.
+    pub private_pools: BTreeMap<PoolId, StatArray>,
+    /// Free blocks parked in bins.
+    pub binned: Stat,
+    /// Their bytes; part of the free bytes.
+    pub binned_bytes: Stat,
+    /// Moves whenever an address goes back to the driver: graphs captured over foreign memory must then be checked again.
+    pub released_generation: u64,
+}
+
+impl Stats {
+    fn add_arena(&mut self, c: &ArenaCounters) {
+        self.allocation.add(c.allocation.read());
+        self.active.add(c.active.read());
+        self.inactive_split.add(c.inactive_split.read());
+        self.allocated_bytes.add(c.allocated_bytes.read());
+        self.active_bytes.add(c.active_bytes.read());
+        self.inactive_split_bytes.add(c.inactive_split_bytes.read());
+        self.requested_bytes.add(c.requested_bytes.read());
+        self.oversize_allocations.add(c.oversize_allocations.read());
+        self.binned.add(c.binned.read());
+        self.binned_bytes.add(c.binned_bytes.read());
+    }
+
+    /// Bytes in segments that are neither live nor pending.
+    #[must_use]
+    pub fn cached_bytes(&self) -> i64 {
+        self.reserved_bytes.all.current - self.active_bytes.all.current
+    }
+
+    /// All figures as PyTorch's flat `memory_stats` dictionary: keys like `allocated_bytes.all.current`, in PyTorch's order.
+    #[must_use]
+    pub fn flat(&self) -> Vec<(String, i64)> {
+        let mut out = Vec::new();
+        let arrays: [(&str, &StatArray); 9] = [
+            ("active", &self.active),
+            ("active_bytes", &self.active_bytes),
+            ("allocated_bytes", &self.allocated_bytes),
+            ("allocation", &self.allocation),
+            ("inactive_split", &self.inactive_split),
+            ("inactive_split_bytes", &self.inactive_split_bytes),
+            ("requested_bytes", &self.requested_bytes),
+            ("reserved_bytes", &self.reserved_bytes),
+            ("segment", &self.segment),
+        ];
+        for (name, array) in arrays {
+            push_array(&mut out, name, array);
+        }
+        push_stat(&mut out, "oversize_allocations", &self.oversize_allocations);
+        push_stat(&mut out, "oversize_segments", &self.oversize_segments);
+        for (name, value) in [
+            ("max_split_size", self.max_split_size),
+            ("num_alloc_retries", self.num_alloc_retries),
+            ("num_device_alloc", self.num_device_alloc),
+            ("num_device_free", self.num_device_free),
+            ("num_oom_rejections", self.num_oom_rejections),
+            ("num_ooms", self.num_ooms),
+            ("num_sync_all_streams", self.num_sync_all_streams),
+        ] {
+            out.push((name.to_owned(), value));
+        }
+        for (pool, array) in &self.private_pools {
+            push_array(&mut out, &format!("reserved_bytes_by_private_pools.{}_{}", pool.0, pool.1), array);
+        }
+        out
+    }
+}
+
+fn push_array(out: &mut Vec<(String, i64)>, name: &str, array: &StatArray) {
+    for (part, stat) in [("all", &array.all), ("small_pool", &array.small_pool), ("large_pool", &array.large_pool)] {
+        push_stat(out, &format!("{name}.{part}"), stat);
+    }
+}
+
+fn push_stat(out: &mut Vec<(String, i64)>, name: &str, stat: &Stat) {
+    for (key, value) in
+        [("current", stat.current), ("peak", stat.peak), ("allocated", stat.allocated), ("freed", stat.freed)]
+    {
+        out.push((format!("{name}.{key}"), value));
+    }
+}
+
+/// A private pool's figures, read in O(1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// Bytes in live blocks.
+    pub allocated_bytes: StatArray,
+    /// Bytes in segments.
+    pub reserved_bytes: StatArray,
+}
+
+impl<D: Device> Inner<D> {
+    /// O(arenas). Takes the lock of the totals, and no arena's.
+    pub(crate) fn stats(&self) -> Stats {
+        let mut out = Stats {
+            max_split_size: self.shared.config.max_split_size().map_or(-1, |s| s as i64),
+            ..Stats::default()
+        };
+        let arenas: Vec<Arc<Arena<D>>> = self.arenas();
+        arenas.iter().for_each(|a| out.add_arena(&a.counters));
+        let totals = self.shared.totals.lock();
+        out.segment = totals.segment;
+        out.reserved_bytes = totals.reserved_bytes;
+        out.oversize_segments = totals.oversize_segments;
+        out.num_alloc_retries = totals.alloc_retries;
+        out.num_ooms = totals.ooms;
+        out.num_oom_rejections = totals.oom_rejections;
+        out.num_sync_all_streams = totals.syncs;
+        out.num_device_alloc = totals.device_allocs;
+        out.num_device_free = totals.device_frees;
+        out.private_pools = totals.pools.clone();
+        out.released_generation = totals.released_generation;
+        out
+    }
+}

@@ -1,0 +1,228 @@
+//! A stream's registration, and its marks: how the allocator learns that work on a stream is done.
+//!
+//! A **mark** is a number on a stream's timeline. Whoever needs to know when the work submitted so far is done notes the stream's
+//! open mark; recording an event closes that mark and opens the next, so one event settles everything noted before it.
+//!
+//! * **M1** Work submitted before [`StreamCore::open_mark`] returned `m` is done once [`StreamCore::is_done`]`(m)`.
+//! * **M2** The mark is closed *before* its event is recorded. Hence M1: who reads `m` has submitted its work before the mark was
+//!   closed, so before the event was recorded. (If it had been submitted after the record, the driver's own lock on the stream
+//!   would order the record, and so the closing, before the submission, and the reader would have seen `m + 1`.)
+//! * **M3** No event is recorded on a stream that is capturing or retired.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use gpupool_device::{Device, DriverResult, EventHandle, StreamHandle};
+
+use crate::arena::Arena;
+use crate::driver::Driver;
+use crate::ids::StreamId;
+use crate::sync::{Mutex, Rank};
+
+/// What the allocator knows of a stream.
+pub(crate) struct StreamCore {
+    pub(crate) id: StreamId,
+    pub(crate) handle: StreamHandle,
+    /// The allocator it is registered with.
+    pub(crate) allocator: u64,
+    open: AtomicU64,
+    done: AtomicU64,
+    retired: AtomicBool,
+    marks: Mutex<VecDeque<(u64, EventHandle)>>,
+}
+
+impl std::fmt::Debug for StreamCore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "stream {} (handle {:#x})", self.id, self.handle.0)
+    }
+}
+
+impl StreamCore {
+    pub(crate) fn new(id: StreamId, handle: StreamHandle, allocator: u64) -> Self {
+        Self {
+            id,
+            handle,
+            allocator,
+            open: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            retired: AtomicBool::new(false),
+            marks: Mutex::new(Rank::Leaf, VecDeque::new()),
+        }
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Acquire)
+    }
+
+    /// The mark that covers all work submitted so far, once it is closed and done.
+    #[inline]
+    pub(crate) fn open_mark(&self) -> u64 {
+        self.open.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_done(&self, mark: u64) -> bool {
+        self.done.load(Ordering::Acquire) > mark
+    }
+
+    /// Whether `mark` has been closed: an event covers it.
+    pub(crate) fn is_closed(&self, mark: u64) -> bool {
+        self.open_mark() > mark || self.is_retired()
+    }
+
+    fn settle(&self, mark: u64) {
+        self.done.fetch_max(mark + 1, Ordering::AcqRel);
+    }
+
+    /// Closes the open mark by recording an event; returns its number. Does nothing on a retired stream, whose last mark was
+    /// closed when it retired. If the event cannot be recorded, a later mark covers this one.
+    pub(crate) fn mark<D: Device>(&self, driver: &Driver<D>) -> DriverResult<()> {
+        if self.is_retired() {
+            return Ok(());
+        }
+        let event = driver.event()?;
+        let mark = self.open.fetch_add(1, Ordering::AcqRel);
+        self.record(driver, event, mark)
+    }
+
+    fn record<D: Device>(&self, driver: &Driver<D>, event: EventHandle, mark: u64) -> DriverResult<()> {
+        if let Err(e) = driver.event_record(event, self.handle) {
+            driver.recycle(event);
+            return Err(e);
+        }
+        let mut marks = self.marks.lock();
+        let at = marks.partition_point(|(m, _)| *m < mark);
+        marks.insert(at, (mark, event));
+        Ok(())
+    }
+
+    /// Notes which marks are done by now. Never waits. A query that fails counts as "not yet": the work's owner is told by the
+    /// driver, and whoever waits for the mark gets the error.
+    pub(crate) fn poll<D: Device>(&self, driver: &Driver<D>) {
+        loop {
+            // Out of the queue while the driver is asked, so that no lock is held; no other thread can recycle it meanwhile.
+            let Some((mark, event)) = self.marks.lock().pop_front() else { return };
+            match driver.event_query(event) {
+                Ok(true) => {
+                    self.settle(mark);
+                    driver.recycle(event);
+                }
+                Ok(false) => return self.put_back(mark, event),
+                Err(e) => {
+                    tracing::warn!(stream = ?self, error = %e, "an event could not be queried");
+                    return self.put_back(mark, event);
+                }
+            }
+        }
+    }
+
+    fn put_back(&self, mark: u64, event: EventHandle) {
+        let mut marks = self.marks.lock();
+        let at = marks.partition_point(|(m, _)| *m < mark);
+        marks.insert(at, (mark, event));
+    }
+
+    /// Waits on the host until `mark` is done, closing it first if need be. **Blocks.**
+    pub(crate) fn wait<D: Device>(&self, driver: &Driver<D>, mark: u64) -> DriverResult<()> {
+        while !self.is_done(mark) {
+            if !self.is_closed(mark) {
+                self.mark(driver)?;
+            }
+            let covering = {
+                let mut marks = self.marks.lock();
+                let at = marks.partition_point(|(m, _)| *m < mark);
+                marks.remove(at)
+            };
+            let Some((number, event)) = covering else {
+                // Another thread holds the event, or recording it failed: a fresh mark covers this one too.
+                if self.is_retired() {
+                    std::thread::yield_now();
+                    if self.marks.lock().is_empty() && !self.is_done(mark) {
+                        // Nothing was ever recorded for a stream that retired unrecordable: its work cannot be waited for.
+                        self.settle(mark);
+                    }
+                } else {
+                    self.mark(driver)?;
+                }
+                continue;
+            };
+            match driver.event_synchronize(event) {
+                Ok(()) => {
+                    self.settle(number);
+                    driver.recycle(event);
+                }
+                Err(e) => {
+                    self.put_back(number, event);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The event of the newest closed mark, for a stream to wait on. It stays in the queue; it is not recycled before it is done.
+    pub(crate) fn newest_event(&self) -> Option<(u64, EventHandle)> {
+        self.marks.lock().back().copied()
+    }
+
+    /// Hands the events of a stream that nobody will poll again back to the cache.
+    pub(crate) fn drop_marks<D: Device>(&self, driver: &Driver<D>) {
+        let marks = std::mem::take(&mut *self.marks.lock());
+        marks.into_iter().for_each(|(_, event)| driver.recycle(event));
+    }
+
+    /// The stream is going away: closes its last mark, which from then on covers everything.
+    pub(crate) fn retire<D: Device>(&self, driver: &Driver<D>) -> DriverResult<()> {
+        if self.is_retired() {
+            return Ok(());
+        }
+        let event = driver.event()?;
+        // Not incremented: what is freed later still reads this mark, and this event covers it.
+        let mark = self.open_mark();
+        self.retired.store(true, Ordering::Release);
+        self.record(driver, event, mark)
+    }
+}
+
+/// A registered stream of an allocator. Cheap to clone; a clone is the same registration.
+///
+/// Registering gives the driver's handle an id that is never used again, so a handle that the driver recycles is never mistaken
+/// for the stream that had it before.
+pub struct Stream<D: Device> {
+    pub(crate) core: Arc<StreamCore>,
+    pub(crate) arena: Arc<Arena<D>>,
+    /// The small lane in the default pool; the large one is the next.
+    pub(crate) lane: u32,
+}
+
+impl<D: Device> Clone for Stream<D> {
+    fn clone(&self) -> Self {
+        Self { core: Arc::clone(&self.core), arena: Arc::clone(&self.arena), lane: self.lane }
+    }
+}
+
+impl<D: Device> Stream<D> {
+    /// The registration's number.
+    #[must_use]
+    pub fn id(&self) -> StreamId {
+        self.core.id
+    }
+
+    /// The driver's handle, as it was registered.
+    #[must_use]
+    pub fn handle(&self) -> StreamHandle {
+        self.core.handle
+    }
+
+    /// Whether the stream was retired: it can no longer be allocated on.
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        self.core.is_retired()
+    }
+}
+
+impl<D: Device> std::fmt::Debug for Stream<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.core.fmt(f)
+    }
+}

@@ -1,0 +1,150 @@
+//! Device totals: what is held from the driver, the limit on it, and how often what happened. Touched only off the hit path.
+
+use std::collections::BTreeMap;
+
+use crate::config::LimitSource;
+use crate::counters::{Stat, StatArray};
+use crate::ids::{Part, PoolId};
+use crate::sync::{Guard, Mutex, Rank};
+
+/// A limit on the bytes held from the driver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limit {
+    /// At most this many bytes in segments.
+    pub bytes: u64,
+    /// Who set it.
+    pub source: LimitSource,
+}
+
+/// Why memory may not be asked of the driver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refusal {
+    /// A limit: treated like a driver that has no more.
+    Limit,
+    /// The configured fraction forbids it outright (PyTorch's `throw_on_cudamalloc_oom`).
+    Rejected,
+}
+
+/// The figures behind the lock.
+#[derive(Debug, Default)]
+pub(crate) struct TotalsState {
+    pub(crate) limit: Option<Limit>,
+    pub(crate) segment: StatArray,
+    pub(crate) reserved_bytes: StatArray,
+    pub(crate) oversize_segments: Stat,
+    pub(crate) alloc_retries: i64,
+    pub(crate) ooms: i64,
+    pub(crate) oom_rejections: i64,
+    pub(crate) syncs: i64,
+    pub(crate) device_allocs: i64,
+    pub(crate) device_frees: i64,
+    /// Reserved bytes of each private pool; kept at zero after the pool is gone.
+    pub(crate) pools: BTreeMap<PoolId, StatArray>,
+    /// Bytes promised to growth under way: no lock is held while the driver is asked.
+    growing: u64,
+    /// Counts every address that was given back: a graph captured over foreign memory can tell that it must be checked again.
+    pub(crate) released_generation: u64,
+}
+
+/// Device totals and their lock.
+#[derive(Debug)]
+pub(crate) struct Totals {
+    state: Mutex<TotalsState>,
+    max_split: u64,
+    rejecting_above: Option<u64>,
+}
+
+impl Totals {
+    pub(crate) fn new(limit: Option<Limit>, max_split: u64, rejecting_above: Option<u64>) -> Self {
+        let state = TotalsState { limit, ..TotalsState::default() };
+        Self { state: Mutex::new(Rank::Totals, state), max_split, rejecting_above }
+    }
+
+    pub(crate) fn lock(&self) -> Guard<'_, TotalsState> {
+        self.state.lock()
+    }
+
+    /// Promises `bytes` of growth, so that two threads cannot both pass the limit. Followed by [`commit`](Self::commit) or
+    /// [`cancel`](Self::cancel).
+    pub(crate) fn begin_growth(&self, bytes: u64, retry: bool) -> Result<(), Refusal> {
+        let mut t = self.state.lock();
+        if retry {
+            t.alloc_retries += 1;
+        }
+        let after = t.held().saturating_add(bytes);
+        if t.limit.is_some_and(|l| after > l.bytes) {
+            return Err(Refusal::Limit);
+        }
+        if self.rejecting_above.is_some_and(|most| after > most) {
+            t.oom_rejections += 1;
+            return Err(Refusal::Rejected);
+        }
+        t.growing += bytes;
+        Ok(())
+    }
+
+    /// The driver refused, or the segment was not used: the promise is off.
+    pub(crate) fn cancel(&self, bytes: u64) {
+        self.state.lock().growing -= bytes;
+    }
+
+    /// The promised bytes are a segment now.
+    pub(crate) fn commit(&self, bytes: u64, part: Part, pool: PoolId) {
+        let mut t = self.state.lock();
+        t.growing -= bytes;
+        t.device_allocs += 1;
+        t.segment.increase(part, 1);
+        t.reserved_bytes.increase(part, bytes as i64);
+        if bytes >= self.max_split {
+            t.oversize_segments.increase(1);
+        }
+        if !pool.is_default() {
+            t.pools.entry(pool).or_default().increase(part, bytes as i64);
+        }
+    }
+
+    /// A segment went back to the driver.
+    pub(crate) fn released(&self, bytes: u64, part: Part, pool: PoolId) {
+        let mut t = self.state.lock();
+        t.device_frees += 1;
+        t.released_generation += 1;
+        t.segment.decrease(part, 1);
+        t.reserved_bytes.decrease(part, bytes as i64);
+        if bytes >= self.max_split {
+            t.oversize_segments.decrease(1);
+        }
+        if !pool.is_default() {
+            t.pools.entry(pool).or_default().decrease(part, bytes as i64);
+        }
+    }
+}
+
+impl TotalsState {
+    /// Bytes held from the driver or promised to growth under way.
+    pub(crate) fn held(&self) -> u64 {
+        self.reserved_bytes.all.current.max(0) as u64 + self.growing
+    }
+
+    pub(crate) fn peak_held(&self) -> u64 {
+        self.reserved_bytes.all.peak.max(0) as u64
+    }
+
+    fn each(&mut self) -> impl Iterator<Item = &mut Stat> {
+        let arrays = [&mut self.segment, &mut self.reserved_bytes].into_iter().chain(self.pools.values_mut());
+        arrays.flat_map(StatArray::each).chain([&mut self.oversize_segments])
+    }
+
+    pub(crate) fn reset_peaks(&mut self) {
+        self.each().for_each(Stat::reset_peak);
+    }
+
+    pub(crate) fn reset_accumulated(&mut self) {
+        self.each().for_each(Stat::reset_accumulated);
+        self.alloc_retries = 0;
+        self.ooms = 0;
+        self.oom_rejections = 0;
+        self.syncs = 0;
+        self.device_allocs = 0;
+        self.device_frees = 0;
+    }
+}
