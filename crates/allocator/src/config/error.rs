@@ -68,6 +68,17 @@ pub enum ConfigError {
         least: u64,
     },
 
+    /// A size above what its setting allows.
+    #[error("{setting} is {bytes} bytes, which is more than {most}")]
+    TooLarge {
+        /// The setting, by the name of its getter.
+        setting: &'static str,
+        /// What it was set to, in bytes.
+        bytes: u64,
+        /// The most that it may be, in bytes.
+        most: u64,
+    },
+
     /// A size that must be a multiple of 1 MiB and is not.
     #[error("{setting} is {bytes} bytes, which is not a multiple of 1 MiB")]
     NotWholeMib {
@@ -224,6 +235,13 @@ pub enum Allowed {
         /// The least number of MiB.
         least: u64,
     },
+    /// A whole number of MiB in a range, both ends included.
+    MebibytesBetween {
+        /// The least number of MiB.
+        least: u64,
+        /// The largest number of MiB.
+        most: u64,
+    },
     /// Above 0 and below 1.
     OpenFraction,
     /// From 0 to 1, both included.
@@ -252,6 +270,7 @@ impl fmt::Display for Allowed {
         match self {
             Self::Boolean => f.write_str("True or False"),
             Self::Mebibytes { least } => write!(f, "a whole number of MiB, at least {least}"),
+            Self::MebibytesBetween { least, most } => write!(f, "a whole number of MiB from {least} to {most}"),
             Self::OpenFraction => f.write_str("above 0 and below 1"),
             Self::Fraction => f.write_str("from 0 to 1"),
             Self::Backend => f.write_str("native"),

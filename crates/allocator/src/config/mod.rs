@@ -33,7 +33,6 @@ pub use error::{Allowed, ConfigError, Expected, Place};
 pub use options::{AcceptedOption, AcceptedWhy};
 pub use policy::Policy;
 pub use rounding::Rounding;
-pub(crate) use settings::fraction_limit;
 
 use error::{MIB, excerpt};
 use std::fmt;
@@ -41,8 +40,10 @@ use std::fmt;
 /// The size of a segment for requests from above 1 MiB to below 10 MiB, unless set otherwise, in bytes.
 const LARGE_SEGMENT: u64 = 20 * MIB;
 
-/// Requests from here on get a segment of their own size, so a large segment has to be larger, in bytes.
-const MIN_LARGE_ALLOC: u64 = 10 * MIB;
+/// The least and the largest that a large segment may be, in bytes: above the size from which requests get a segment of their own,
+/// and no more than any one device's memory for years to come, so that sums of sizes stay far from the end of their range.
+const LARGE_SEGMENT_LEAST: u64 = 11 * MIB;
+const LARGE_SEGMENT_MOST: u64 = 1 << 40;
 
 /// Who set a limit on an allocator's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -166,8 +167,12 @@ impl Config {
         if !large.is_multiple_of(MIB) {
             return Err(ConfigError::NotWholeMib { setting: "large_segment_size", bytes: large });
         }
+        if large > LARGE_SEGMENT_MOST {
+            let (setting, most) = ("large_segment_size", LARGE_SEGMENT_MOST);
+            return Err(ConfigError::TooLarge { setting, bytes: large, most });
+        }
         for (setting, bytes, least) in [
-            ("large_segment_size", Some(large), MIN_LARGE_ALLOC + MIB),
+            ("large_segment_size", Some(large), LARGE_SEGMENT_LEAST),
             ("max_split_size", self.max_split_size, large),
             ("max_non_split_rounding", self.max_non_split_rounding, large),
         ] {
@@ -223,4 +228,119 @@ fn is_open_fraction(share: f64) -> bool {
 /// From 0 to 1; false for what is not a number.
 fn is_fraction(share: f64) -> bool {
     (0.0..=1.0).contains(&share)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TORCH: [Policy; 2] = [Policy::Torch215, Policy::Torch211];
+
+    #[test]
+    fn defaults_are_valid_and_as_documented() {
+        for policy in Policy::ALL {
+            let config = Config::new(*policy).build().unwrap();
+            let own = *policy == Policy::Segments;
+            assert_eq!(config.policy(), *policy);
+            assert_eq!((config.large_segment_size(), config.max_non_split_rounding()), (20 * MIB, 20 * MIB));
+            assert_eq!((config.max_split_size(), config.trim_above(), config.memory_limit()), (None, None, None));
+            assert_eq!((config.garbage_collection_threshold(), config.memory_fraction()), (None, 1.0));
+            assert_eq!((config.trim_before_growth(), config.capture_reuse(), config.exact_peaks()), (own, own, !own));
+            assert_eq!(config.virtual_memory() == VirtualMemory::WherePossible, own);
+            assert!(config.caching());
+            assert!(!config.reject_over_fraction() && !config.release_lock_on_malloc());
+            assert!(!config.wait_for_recorded() && !config.quarantine());
+            assert_eq!(config.initial_limit(1 << 30), None);
+        }
+    }
+
+    #[test]
+    fn what_pytorch_fixes_cannot_be_set() {
+        for policy in TORCH {
+            let new = || Config::new(policy);
+            for (config, setting) in [
+                (new().with_trim_above(0), "trim_above"),
+                (new().with_wait_for_recorded(true), "wait_for_recorded"),
+                (new().with_quarantine(true), "quarantine"),
+                (new().with_virtual_memory(VirtualMemory::WherePossible), "virtual_memory"),
+            ] {
+                assert_eq!(config.build(), Err(ConfigError::NoSuchSetting { setting, policy }));
+            }
+            for (config, setting, value) in [
+                (new().with_trim_before_growth(true), "trim_before_growth", true),
+                (new().with_exact_peaks(false), "exact_peaks", false),
+            ] {
+                assert_eq!(config.build(), Err(ConfigError::NotWithPolicy { setting, value, policy }));
+            }
+            let fixed = new().with_trim_before_growth(false).with_exact_peaks(true).with_quarantine(false);
+            fixed.with_virtual_memory(VirtualMemory::Never).with_memory_limit(1).with_caching(false).build().unwrap();
+        }
+        let rejecting = |policy| Config::new(policy).with_reject_over_fraction(true).build();
+        let (setting, policy) = ("reject_over_fraction", Policy::Torch211);
+        assert_eq!(rejecting(policy), Err(ConfigError::NoSuchSetting { setting, policy }));
+        assert!(rejecting(Policy::Torch215).is_ok() && rejecting(Policy::Segments).is_ok());
+    }
+
+    #[test]
+    fn contradictions() {
+        let new = || Config::new(Policy::Segments);
+        for (config, first, second) in [
+            (new().with_quarantine(true).with_wait_for_recorded(true), "quarantine", "wait_for_recorded"),
+            (new().with_quarantine(true).with_caching(false), "quarantine", "caching off"),
+            (new().with_trim_above(0).with_caching(false), "trim_above", "caching off"),
+        ] {
+            assert_eq!(config.build(), Err(ConfigError::Contradiction { first, second }));
+        }
+    }
+
+    #[test]
+    fn sizes_have_bounds() {
+        let new = || Config::new(Policy::Segments);
+        let small = |setting, bytes, least| Err(ConfigError::TooSmall { setting, bytes, least });
+        let large = "large_segment_size";
+        assert_eq!(new().with_large_segment_size(10 * MIB).build(), small(large, 10 * MIB, 11 * MIB));
+        assert_eq!(new().with_large_segment_size(0).build(), small(large, 0, 11 * MIB));
+        let bytes = 11 * MIB + 512;
+        assert_eq!(
+            new().with_large_segment_size(bytes).build(),
+            Err(ConfigError::NotWholeMib { setting: large, bytes })
+        );
+        let (bytes, most) = ((1 << 40) + MIB, 1 << 40);
+        assert_eq!(
+            new().with_large_segment_size(bytes).build(),
+            Err(ConfigError::TooLarge { setting: large, bytes, most })
+        );
+        let bytes = 20 * MIB - 1;
+        assert_eq!(new().with_max_split_size(bytes).build(), small("max_split_size", bytes, 20 * MIB));
+        assert_eq!(new().with_max_non_split_rounding(bytes).build(), small("max_non_split_rounding", bytes, 20 * MIB));
+        // The order of the calls does not matter.
+        assert!(new().with_max_split_size(bytes).with_large_segment_size(11 * MIB).build().is_ok());
+        assert!(new().with_max_split_size(u64::MAX).with_max_non_split_rounding(u64::MAX).build().is_ok());
+    }
+
+    #[test]
+    fn shares_have_bounds() {
+        for share in [0.0, 1.0, -0.5, f64::NAN, f64::INFINITY] {
+            let error = Config::new(Policy::Segments).with_garbage_collection_threshold(share).build().unwrap_err();
+            assert!(matches!(error, ConfigError::OutsideRange { setting: "garbage_collection_threshold", .. }));
+        }
+        for share in [-0.1, 1.1, f64::NAN, f64::NEG_INFINITY] {
+            let config = Config::new(Policy::Segments).with_memory_fraction(share);
+            assert_eq!(config.initial_limit(1 << 30), None);
+            let error = config.build().unwrap_err();
+            assert!(matches!(error, ConfigError::OutsideRange { setting: "memory_fraction", .. }));
+        }
+    }
+
+    #[test]
+    fn the_lower_limit_counts() {
+        let fraction = |share| Config::new(Policy::Torch215).with_memory_fraction(share);
+        assert_eq!(fraction(0.1).initial_limit(1 << 30), Some((107_374_182, LimitSource::Fraction)));
+        assert_eq!(fraction(0.0).initial_limit(1 << 30), Some((0, LimitSource::Fraction)));
+        assert_eq!(fraction(1.0).initial_limit(1 << 30), None);
+        assert_eq!(fraction(1.0).with_memory_limit(7).initial_limit(1), Some((7, LimitSource::Configuration)));
+        assert_eq!(fraction(0.5).with_memory_limit(7).initial_limit(10), Some((5, LimitSource::Fraction)));
+        assert_eq!(fraction(0.5).with_memory_limit(3).initial_limit(10), Some((3, LimitSource::Configuration)));
+        assert!(fraction(0.999_999_999_999).initial_limit(u64::MAX).is_some());
+    }
 }

@@ -1,1 +1,167 @@
+//! Reading the text of `PYTORCH_CUDA_ALLOC_CONF`: `key:value,key:[key:value,key:value]`, whitespace ignored.
+//!
+//! # Where this is stricter than PyTorch
+//!
+//! PyTorch does not look at what stands where it expects `:` or `,`, and takes a number's leading digits (`4G` is 4) or a negative
+//! one's complement. Such a text means something else than it says, so here it is an error. All that PyTorch's documentation
+//! describes is read as PyTorch reads it, a comma at the end included.
+//!
+//! # Options that come twice
+//!
+//! The last one counts, as in PyTorch; the earlier ones must be valid too, and are listed as overridden. Lists of rounding
+//! divisions add up: a later one changes the entries that it names.
 
+mod lex;
+mod values;
+
+#[cfg(test)]
+mod tests;
+
+use super::options::{self, Opt};
+use super::{AcceptedOption, AcceptedWhy, Allowed, Config, ConfigError, MIB, Policy, excerpt};
+use lex::{Item, Value};
+
+impl Config {
+    /// Reads PyTorch's options on top of the defaults of `policy`: the version's own list for a bit-exact policy, that of 2.15
+    /// for the others. `text` may be empty.
+    ///
+    /// Options that PyTorch knows and that have no effect here are checked and listed in [`accepted`](Self::accepted).
+    ///
+    /// # Errors
+    ///
+    /// The first thing that cannot be read, the first unknown option, or the first value that its option cannot have, with its
+    /// place in `text`. `expandable_segments:True` and `backend:cudaMallocAsync` are [`ConfigError::Superseded`].
+    ///
+    /// ```
+    /// use gpupool_allocator::config::{Config, Policy};
+    ///
+    /// let text = "roundup_power2_divisions:[256:1,512:2,>:8], max_split_size_mb: 64";
+    /// let config = Config::parse_pytorch(text, Policy::Torch215)?;
+    /// assert_eq!(config.max_split_size(), Some(64 << 20));
+    ///
+    /// let error = Config::parse_pytorch("max_split_size_mb:8", Policy::Torch215).unwrap_err();
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "`max_split_size_mb` cannot be `8` at byte 18 (item 1): it must be a whole number of MiB, at least 20"
+    /// );
+    /// # Ok::<(), gpupool_allocator::config::ConfigError>(())
+    /// ```
+    pub fn parse_pytorch(text: &str, policy: Policy) -> Result<Self, ConfigError> {
+        let items = lex::items(text)?;
+        let known = items.iter().map(|item| Known::find(item, policy)).collect::<Result<Vec<_>, _>>()?;
+        let mut config = Self::new(policy);
+        config.pytorch_options = text.to_owned();
+        // The smallest value of other options depends on it, wherever it stands.
+        for option in known.iter().filter(|option| option.opt == Opt::LargeSegmentSize) {
+            config.large_segment_size = option.large_segment()?;
+        }
+        for (i, option) in known.iter().enumerate() {
+            let why = config.apply(option)?;
+            let overridden = || known[i + 1..].iter().any(|later| later.overrides(option));
+            if let Some(why) = why.or_else(|| overridden().then_some(AcceptedWhy::Overridden)) {
+                config.accepted.push(option.accepted(why));
+            }
+        }
+        Ok(config)
+    }
+
+    /// Makes `option` part of this configuration, or says why it has no effect.
+    fn apply(&mut self, option: &Known<'_>) -> Result<Option<AcceptedWhy>, ConfigError> {
+        let least = self.large_segment_size / MIB;
+        match option.opt {
+            // Read before all others.
+            Opt::LargeSegmentSize => {}
+            Opt::MaxSplitSize => self.max_split_size = Some(option.mebibytes(least)?),
+            Opt::MaxNonSplitRounding => self.max_non_split_rounding = Some(option.mebibytes(least)?),
+            Opt::GarbageCollectionThreshold => {
+                let share = option.share(Allowed::OpenFraction, super::is_open_fraction)?;
+                self.garbage_collection_threshold = Some(share);
+            }
+            Opt::MemoryFraction => self.memory_fraction = option.share(Allowed::Fraction, super::is_fraction)?,
+            Opt::RoundupDivisions => option.divisions(self.rounding.entries_mut())?,
+            Opt::CaptureReuse => self.capture_reuse = option.boolean()?,
+            Opt::RejectOverFraction => self.reject_over_fraction = option.boolean()?,
+            Opt::ReleaseLock => {
+                self.release_lock_on_malloc = option.boolean()?;
+                return Ok(Some(AcceptedWhy::NoLockHeld));
+            }
+            Opt::Backend => {
+                let backend = option.one()?;
+                return match backend.text.as_str() {
+                    "native" => Ok(Some(AcceptedWhy::AlreadySo)),
+                    "cudaMallocAsync" | "hipMallocAsync" => Err(option.superseded("stream-ordered")),
+                    _ => Err(option.bad(backend, Allowed::Backend)),
+                };
+            }
+            Opt::ExpandableSegments => {
+                return match option.boolean()? {
+                    false => Ok(Some(AcceptedWhy::AlreadySo)),
+                    true => Err(option.superseded("pages")),
+                };
+            }
+            Opt::ExpandableReserve => {
+                // PyTorch warns about a value that it cannot read, and goes on.
+                option.one()?;
+                return Ok(Some(AcceptedWhy::NeedsExpandableSegments));
+            }
+            Opt::ExpandableReserveByClass => {
+                option.list()?;
+                return Ok(Some(AcceptedWhy::NeedsExpandableSegments));
+            }
+            Opt::PinnedFlag => {
+                option.boolean()?;
+                return Ok(Some(AcceptedWhy::HostMemory));
+            }
+            Opt::PinnedThreads => {
+                option.threads()?;
+                return Ok(Some(AcceptedWhy::HostMemory));
+            }
+            Opt::PinnedReserve => {
+                option.mebibytes(1)?;
+                return Ok(Some(AcceptedWhy::HostMemory));
+            }
+            Opt::PinnedSize => {
+                option.mebibytes(0)?;
+                return Ok(Some(AcceptedWhy::HostMemory));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// An item whose name PyTorch knows.
+struct Known<'i> {
+    opt: Opt,
+    name: &'static str,
+    item: &'i Item,
+}
+
+impl<'i> Known<'i> {
+    fn find(item: &'i Item, policy: Policy) -> Result<Self, ConfigError> {
+        let written = item.name.text.as_str();
+        match options::find(written, policy) {
+            Some((opt, name)) => Ok(Self { opt, name, item }),
+            None => Err(ConfigError::UnknownOption {
+                name: excerpt(written),
+                place: item.name.place,
+                policy,
+                newer: options::newer_version_knows(written, policy),
+            }),
+        }
+    }
+
+    /// Whether this item leaves nothing of an earlier one: lists of rounding divisions add up.
+    fn overrides(&self, earlier: &Self) -> bool {
+        self.opt == earlier.opt && (self.opt != Opt::RoundupDivisions || matches!(self.item.value, Value::One(_)))
+    }
+
+    fn superseded(&self, superseded_by: &'static str) -> ConfigError {
+        let (value, place) = (excerpt(&self.item.value.to_string()), self.item.value.place());
+        ConfigError::Superseded { option: self.name, value, place, superseded_by }
+    }
+
+    fn accepted(&self, why: AcceptedWhy) -> AcceptedOption {
+        let value = excerpt(&self.item.value.to_string());
+        AcceptedOption { name: self.name, value, why, place: Some(self.item.name.place) }
+    }
+}

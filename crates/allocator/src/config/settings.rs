@@ -148,7 +148,7 @@ impl Config {
 }
 
 /// The limit in bytes that `fraction` of `total_memory` bytes means, as PyTorch rounds it: none for 1, nor for what is no share.
-pub(crate) fn fraction_limit(fraction: f64, total_memory: u64) -> Option<u64> {
+pub(super) fn fraction_limit(fraction: f64, total_memory: u64) -> Option<u64> {
     // Converting a float to an integer saturates, and what is not a number was sorted out.
     (is_fraction(fraction) && fraction < 1.0).then(|| (fraction * total_memory as f64).round() as u64)
 }
@@ -176,7 +176,8 @@ impl Config {
         self
     }
 
-    /// Sets [`large_segment_size`](Self::large_segment_size): a multiple of 1 MiB, above 10 MiB.
+    /// Sets [`large_segment_size`](Self::large_segment_size): a multiple of 1 MiB, above 10 MiB and
+    /// at most 1 TiB.
     #[must_use]
     pub fn with_large_segment_size(mut self, bytes: u64) -> Self {
         self.large_segment_size = bytes;
