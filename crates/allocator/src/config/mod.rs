@@ -33,6 +33,7 @@ pub use error::{Allowed, ConfigError, Expected, Place};
 pub use options::{AcceptedOption, AcceptedWhy};
 pub use policy::Policy;
 pub use rounding::Rounding;
+pub(crate) use settings::fraction_limit;
 
 use error::{MIB, excerpt};
 use std::fmt;

@@ -148,7 +148,7 @@ impl Config {
 }
 
 /// The limit in bytes that `fraction` of `total_memory` bytes means, as PyTorch rounds it: none for 1, nor for what is no share.
-pub(super) fn fraction_limit(fraction: f64, total_memory: u64) -> Option<u64> {
+pub(crate) fn fraction_limit(fraction: f64, total_memory: u64) -> Option<u64> {
     // Converting a float to an integer saturates, and what is not a number was sorted out.
     (is_fraction(fraction) && fraction < 1.0).then(|| (fraction * total_memory as f64).round() as u64)
 }
