@@ -1,2 +1,5 @@
-//! Integration tests over all of gpupool.
+//! What the integration tests share: a driver whose every answer a test sets, and a bench that speaks the golden vectors' notation.
 #![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod fake;

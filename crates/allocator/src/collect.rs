@@ -86,20 +86,17 @@ impl<D: Device> Inner<D> {
                 PoolState { id: pool.id, use_count, captured, allocated_bytes, reserved_bytes }
             })
             .collect();
-        let streams = self.streams.lock();
-        let streams = streams
-            .all
-            .iter()
-            .map(|s| StreamState { id: s.id, handle: s.handle, retired: s.is_retired() })
-            .collect();
+        let streams = self.streams.lock().all.clone();
+        let streams = streams.iter().map(|s| StreamState { id: s.id, handle: s.handle, retired: s.is_retired() });
+        let limit = self.shared.totals.lock().limit;
         State {
             device: device.ordinal(),
             policy: self.shared.config.policy(),
             total_memory: device.properties().total_memory,
-            limit: self.shared.totals.lock().limit,
+            limit,
             segments,
             pools,
-            streams,
+            streams: streams.collect(),
             stats: self.stats(),
         }
     }

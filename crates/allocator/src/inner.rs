@@ -95,7 +95,10 @@ pub(crate) struct StreamKey {
 }
 
 impl StreamKey {
-    pub(crate) fn of(handle: StreamHandle) -> Self {
+    fn of(handle: StreamHandle, by_handle: bool) -> Self {
+        if by_handle {
+            return Self { handle, thread: None };
+        }
         // The driver has two names for the legacy default stream.
         let handle = if handle.0 == 1 { StreamHandle::LEGACY } else { handle };
         let thread = (handle == StreamHandle::PER_THREAD).then(|| std::thread::current().id());
@@ -129,7 +132,7 @@ impl<D: Device> Inner<D> {
 
     /// Registers a stream, or returns its registration.
     pub(crate) fn register(&self, handle: StreamHandle) -> Stream<D> {
-        let key = StreamKey::of(handle);
+        let key = StreamKey::of(handle, self.shared.rules.streams_by_handle);
         if let Some(known) = self.streams.lock().live.get(&key) {
             return known.clone();
         }
