@@ -1,15 +1,14 @@
 //! Reading the text of `PYTORCH_CUDA_ALLOC_CONF`: `key:value,key:[key:value,key:value]`, whitespace ignored.
 //!
-//! # Where this is stricter than PyTorch
+//! # Strictness
 //!
-//! PyTorch does not look at what stands where it expects `:` or `,`, and takes a number's leading digits (`4G` is 4) or a negative
-//! one's complement. Such a text means something else than it says, so here it is an error. All that PyTorch's documentation
-//! describes is read as PyTorch reads it, a comma at the end included.
+//! What is not of this form is an error that names the place: a missing `:` or `,`, letters after a number, a negative size. Only a
+//! comma at the end is let pass.
 //!
 //! # Options that come twice
 //!
-//! The last one counts, as in PyTorch; the earlier ones must be valid too, and are listed as overridden. Lists of rounding
-//! divisions add up: a later one changes the entries that it names.
+//! The last one counts, whole; the earlier ones must be valid too, and are listed as overridden. (Our choice: the reference that this
+//! parser is written from does not say what PyTorch does.)
 
 mod lex;
 mod values;
@@ -19,7 +18,7 @@ mod tests;
 
 use super::options::{self, Opt};
 use super::{AcceptedOption, AcceptedWhy, Allowed, Config, ConfigError, MIB, Policy, excerpt};
-use lex::{Item, Value};
+use lex::Item;
 
 impl Config {
     /// Reads PyTorch's options on top of the defaults of `policy`: the version's own list for a bit-exact policy, that of 2.15
@@ -100,7 +99,7 @@ impl Config {
                 };
             }
             Opt::ExpandableReserve => {
-                // PyTorch warns about a value that it cannot read, and goes on.
+                // A bad value is only a warning in PyTorch (reference, section 10), and the option has no effect here.
                 option.one()?;
                 return Ok(Some(AcceptedWhy::NeedsExpandableSegments));
             }
@@ -150,9 +149,8 @@ impl<'i> Known<'i> {
         }
     }
 
-    /// Whether this item leaves nothing of an earlier one: lists of rounding divisions add up.
     fn overrides(&self, earlier: &Self) -> bool {
-        self.opt == earlier.opt && (self.opt != Opt::RoundupDivisions || matches!(self.item.value, Value::One(_)))
+        self.opt == earlier.opt
     }
 
     fn superseded(&self, superseded_by: &'static str) -> ConfigError {

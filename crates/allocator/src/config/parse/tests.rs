@@ -81,7 +81,7 @@ fn divisions_of_the_golden_lists() {
     assert_eq!(entries("[131072:2,>:4]"), [2; 16]);
     assert_eq!(entries("[9223372036854775808:2]"), [2; 16]);
     // `>` counts from the key before it, which need not be the last; with none before it, from entry 0.
-    assert_eq!(entries("[>:4]"), [0, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]);
+    assert_eq!(entries("[>:4]"), [4; 16]);
     assert_eq!(entries("[2:1,>:4,1:2]"), [2, 1, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4]);
     // Only the first key fills what lies below it.
     assert_eq!(entries("[1:2,8:4]"), [2, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -267,10 +267,10 @@ fn the_last_of_several_counts() {
 }
 
 #[test]
-fn lists_of_divisions_add_up() {
+fn a_later_list_of_divisions_counts_whole() {
     let config = parse("roundup_power2_divisions:4,roundup_power2_divisions:[2:1]");
-    assert_eq!(config.rounding().entries()[..4], [1, 1, 4, 4]);
-    assert!(config.accepted().is_empty());
+    assert_eq!(config.rounding().entries()[..4], [1, 1, 0, 0]);
+    assert_eq!(accepted(&config), [("roundup_power2_divisions", "4", AcceptedWhy::Overridden)]);
     let config = parse("roundup_power2_divisions:[2:1],roundup_power2_divisions:4");
     assert_eq!(*config.rounding().entries(), [4; 16]);
     assert_eq!(accepted(&config), [("roundup_power2_divisions", "[2:1]", AcceptedWhy::Overridden)]);

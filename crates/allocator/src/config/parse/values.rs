@@ -41,7 +41,7 @@ impl Known<'_> {
         }
     }
 
-    /// A number of MiB, in bytes. One beyond the range of bytes is the largest whole number of MiB, as in PyTorch.
+    /// A number of MiB, in bytes. One beyond the range of bytes is the largest whole number of MiB.
     pub(super) fn mebibytes(&self, least: u64) -> Result<u64, ConfigError> {
         let token = self.one()?;
         match token.text.parse::<u64>() {
@@ -72,7 +72,7 @@ impl Known<'_> {
     }
 
     /// Rounding divisions: one number for all sizes, or a list of where ranges begin and their numbers. The first range of the
-    /// list also serves all smaller sizes, and `>` is what lies above the last range named before it.
+    /// list also serves all smaller sizes, and `>` is what lies above the last range named before it (all sizes, if it comes first).
     pub(super) fn divisions(&self, entries: &mut [u32; Rounding::ENTRIES]) -> Result<(), ConfigError> {
         let pairs = match &self.item.value {
             Value::One(token) => {
@@ -81,24 +81,27 @@ impl Known<'_> {
             }
             Value::List { pairs, .. } => pairs,
         };
+        entries.fill(0);
         let mut first = true;
-        let mut last = 0;
+        // The first entry above the last range named.
+        let mut above = 0;
         for (key, value) in pairs {
             let divisions = match value.text.parse::<u64>() {
                 Ok(0) => 0,
                 _ => self.power_of_two(value, Allowed::DivisionsOrZero)?,
             };
             if key.text == ">" {
-                entries[last + 1..].fill(divisions);
+                entries[above..].fill(divisions);
                 continue;
             }
             let mib = key.text.parse::<u64>().ok().filter(|mib| mib.is_power_of_two());
             let mib = mib.ok_or_else(|| self.bad(key, Allowed::Interval))?;
-            last = Rounding::entry_of(mib.saturating_mul(MIB));
+            let last = Rounding::entry_of(mib.saturating_mul(MIB));
             if std::mem::take(&mut first) {
                 entries[..last].fill(divisions);
             }
             entries[last] = divisions;
+            above = last + 1;
         }
         Ok(())
     }
