@@ -1,0 +1,222 @@
+//! [`Device`] for the simulated device.
+
+use gpupool_device::{
+    Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverResult, EventHandle,
+    MemoryHandle, MemoryInfo, StreamHandle, code,
+};
+use std::sync::Arc;
+
+use crate::SimDevice;
+use crate::events::{Record, Recorded};
+use crate::scheduler::{Awaited, Goal};
+use crate::state::{Code, State};
+
+impl SimDevice {
+    fn virtual_memory<T>(
+        &self,
+        call: Call,
+        body: impl FnOnce(&mut State) -> Result<(T, u64), Code>,
+    ) -> DriverResult<T> {
+        self.call(call, |this, state| {
+            if !this.shared.properties.virtual_memory {
+                return Err(code::NOT_SUPPORTED);
+            }
+            body(state)
+        })
+    }
+}
+
+/// What an event was recorded after; `None` if it never was.
+fn record_of(state: &State, event: EventHandle) -> Result<Option<Arc<Record>>, Code> {
+    match &state.events.get(event).ok_or(code::INVALID_HANDLE)?.recorded {
+        Recorded::Not => Ok(None),
+        Recorded::Work(record) => Ok(Some(Arc::clone(record))),
+        Recorded::Captured(..) => Err(code::CAPTURED_EVENT),
+    }
+}
+
+impl Device for SimDevice {
+    fn ordinal(&self) -> u32 {
+        self.shared.ordinal
+    }
+
+    fn properties(&self) -> &DeviceProperties {
+        &self.shared.properties
+    }
+
+    fn mem_alloc(&self, bytes: u64) -> DriverResult<Address> {
+        self.call(Call::MemAlloc, |this, state| {
+            let since = state.next_submission();
+            let State { devices, numbers, config, .. } = &mut **state;
+            let device = devices.get_mut(this.shared.ordinal as usize).ok_or(code::NO_DEVICE)?;
+            let address = device.memory.alloc(bytes, since, numbers)?;
+            Ok((Address(address), config.costs.mem_alloc.at(bytes)))
+        })
+    }
+
+    fn mem_free(&self, address: Address) -> DriverResult<()> {
+        self.call(Call::MemFree, |this, state| {
+            let ordinal = this.shared.ordinal;
+            let bytes = state.device(ordinal)?.memory.plain(address.0)?;
+            this.drain(state, Call::MemFree)?;
+            state.device(ordinal)?.memory.free(address.0)?;
+            Ok(((), state.config.costs.mem_free.at(bytes)))
+        })
+    }
+
+    fn mem_info(&self) -> DriverResult<MemoryInfo> {
+        self.call(Call::MemGetInfo, |this, state| {
+            let (free, total) = state.device(this.shared.ordinal)?.memory.info();
+            Ok((MemoryInfo { free, total }, state.config.costs.mem_info))
+        })
+    }
+
+    fn address_reserve(&self, bytes: u64) -> DriverResult<Address> {
+        self.virtual_memory(Call::AddressReserve, |state| {
+            let address = state.device(self.shared.ordinal)?.memory.reserve(bytes)?;
+            Ok((Address(address), state.config.costs.address_reserve.at(bytes)))
+        })
+    }
+
+    fn address_free(&self, address: Address, bytes: u64) -> DriverResult<()> {
+        self.virtual_memory(Call::AddressFree, |state| {
+            state.device(self.shared.ordinal)?.memory.unreserve(address.0, bytes)?;
+            Ok(((), state.config.costs.address_free.at(bytes)))
+        })
+    }
+
+    fn handle_create(&self, bytes: u64) -> DriverResult<MemoryHandle> {
+        self.virtual_memory(Call::MemCreate, |state| {
+            let State { devices, numbers, config, .. } = state;
+            let device = devices.get_mut(self.shared.ordinal as usize).ok_or(code::NO_DEVICE)?;
+            let number = device.memory.create(bytes, numbers)?;
+            Ok((MemoryHandle(number), config.costs.mem_create.at(bytes)))
+        })
+    }
+
+    fn handle_release(&self, handle: MemoryHandle) -> DriverResult<()> {
+        self.virtual_memory(Call::MemRelease, |state| {
+            let (bytes, _gone) = state.device(self.shared.ordinal)?.memory.release(handle.0)?;
+            Ok(((), state.config.costs.mem_release.at(bytes)))
+        })
+    }
+
+    fn map(&self, address: Address, bytes: u64, handle: MemoryHandle) -> DriverResult<()> {
+        self.virtual_memory(Call::MemMap, |state| {
+            let since = state.next_submission();
+            let alias = state.device(self.shared.ordinal)?.memory.map(address.0, bytes, handle.0, since)?;
+            let costs = &state.config.costs;
+            Ok(((), if alias { costs.mem_map_alias } else { costs.mem_map.at(bytes) }))
+        })
+    }
+
+    fn set_access(&self, address: Address, bytes: u64) -> DriverResult<()> {
+        self.virtual_memory(Call::MemSetAccess, |state| {
+            let State { devices, config, .. } = state;
+            let device = devices.get_mut(self.shared.ordinal as usize).ok_or(code::NO_DEVICE)?;
+            Ok(((), device.memory.set_access(address.0, bytes, &config.costs)?))
+        })
+    }
+
+    fn unmap(&self, address: Address, bytes: u64) -> DriverResult<()> {
+        self.virtual_memory(Call::MemUnmap, |state| {
+            let State { devices, config, .. } = state;
+            let device = devices.get_mut(self.shared.ordinal as usize).ok_or(code::NO_DEVICE)?;
+            let (_gone, ns) = device.memory.unmap(address.0, bytes, &config.costs)?;
+            Ok(((), ns))
+        })
+    }
+
+    fn event_create(&self) -> DriverResult<EventHandle> {
+        self.call(Call::EventCreate, |this, state| {
+            Ok((state.events.create(this.shared.ordinal), state.config.costs.event_create))
+        })
+    }
+
+    fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
+        self.call(Call::EventDestroy, |_, state| {
+            if !state.events.destroy(event) {
+                return Err(code::INVALID_HANDLE);
+            }
+            Ok(((), state.config.costs.event_destroy))
+        })
+    }
+
+    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> DriverResult<()> {
+        self.call(Call::EventRecord, |this, state| {
+            let stream = state.stream(this.shared.ordinal, stream)?;
+            let recorded = match state.events.get_mut(event) {
+                Some(e) if e.device == this.shared.ordinal => std::mem::replace(&mut e.recorded, Recorded::Not),
+                _ => return Err(code::INVALID_HANDLE),
+            };
+            let spare = if let Recorded::Work(record) = recorded { Some(record) } else { None };
+            let record = state.record_tail(stream, spare);
+            if let Some(e) = state.events.get_mut(event) {
+                e.recorded = Recorded::Work(record);
+            }
+            Ok(((), state.config.costs.event_record))
+        })
+    }
+
+    fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
+        self.call(Call::EventQuery, |_, state| {
+            let record = record_of(state, event)?;
+            let complete = match record.as_ref().map(|r| r.done()) {
+                None => true,
+                Some(None) => false,
+                Some(Some(done)) => {
+                    state.host.learn(&done.clock);
+                    true
+                }
+            };
+            Ok((complete, state.config.costs.event_query))
+        })
+    }
+
+    fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
+        self.call(Call::EventSynchronize, |this, state| {
+            if let Some(record) = record_of(state, event)? {
+                let goal = Goal::Record(Arc::clone(&record));
+                this.wait(state, Call::EventSynchronize, Awaited::Event(event), &goal)?;
+                if let Some(done) = record.done() {
+                    state.host.learn(&done.clock);
+                }
+            }
+            Ok(((), state.config.costs.event_query))
+        })
+    }
+
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {
+        self.call(Call::StreamWaitEvent, |this, state| {
+            let stream = state.stream(this.shared.ordinal, stream)?;
+            if let Some(record) = record_of(state, event)? {
+                state.wait_on(stream, &record);
+            }
+            Ok(((), state.config.costs.stream_wait_event))
+        })
+    }
+
+    fn capture_status(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
+        self.call(Call::StreamGetCaptureInfo, |this, state| {
+            state.stream(this.shared.ordinal, stream)?;
+            Ok((CaptureStatus::None, state.config.costs.capture_status))
+        })
+    }
+
+    fn capture_frontier(&self, stream: StreamHandle) -> DriverResult<Option<CaptureFrontier>> {
+        self.call(Call::StreamGetCaptureInfo, |this, state| {
+            state.stream(this.shared.ordinal, stream)?;
+            Ok((None, state.config.costs.capture_frontier))
+        })
+    }
+
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
+        self.call(Call::ExchangeCaptureMode, |this, state| {
+            Ok((this.set_thread_mode(mode), state.config.costs.exchange_capture_mode))
+        })
+    }
+
+    fn now(&self) -> u64 {
+        self.world.time.now()
+    }
+}

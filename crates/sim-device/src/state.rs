@@ -1,0 +1,170 @@
+//! Everything behind the one lock of a world.
+
+use std::sync::Arc;
+
+use gpupool_device::{Call, StreamHandle, code};
+use parking_lot::MutexGuard;
+
+use crate::SimConfig;
+use crate::clocks::{HostKnowledge, VectorClock, VirtualTime};
+use crate::events::{Events, Record};
+use crate::faults::Faults;
+use crate::memory::{Memory, Numbers};
+use crate::scheduler::{Chooser, WaitReport};
+use crate::streams::{Kind, StreamId, Streams};
+use crate::ticks::Ticks;
+use crate::work::{Op, Work};
+
+/// A result code of the driver, as an error.
+pub(crate) type Code = u32;
+
+/// The lock, held.
+pub(crate) type Held<'a> = MutexGuard<'a, State>;
+
+#[derive(Debug)]
+pub(crate) struct DeviceState {
+    pub(crate) memory: Memory,
+    pub(crate) faults: Faults,
+    /// An error that every later call returns.
+    pub(crate) sticky: Option<Code>,
+}
+
+/// Everything about a world but its atomics.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) config: SimConfig,
+    pub(crate) time: Arc<VirtualTime>,
+    pub(crate) devices: Vec<DeviceState>,
+    pub(crate) numbers: Numbers,
+    pub(crate) streams: Streams,
+    pub(crate) events: Events,
+    pub(crate) host: HostKnowledge,
+    pub(crate) ticks: Ticks,
+    pub(crate) chooser: Chooser,
+    pub(crate) last_wait: Option<WaitReport>,
+    /// Submissions so far, hand-outs and mappings included.
+    pub(crate) submissions: u64,
+    pub(crate) components: u32,
+}
+
+impl State {
+    pub(crate) fn new(config: SimConfig, devices: u32, time: Arc<VirtualTime>) -> Self {
+        let device =
+            |ordinal| DeviceState { memory: Memory::new(&config, ordinal), faults: Faults::default(), sticky: None };
+        let mut state = Self {
+            time,
+            devices: (0..devices).map(device).collect(),
+            numbers: Numbers::new(),
+            streams: Streams::new(devices, config.recycle_stream_handles),
+            events: Events::default(),
+            host: HostKnowledge::new(config.shared_host_order),
+            ticks: Ticks::default(),
+            chooser: Chooser::new(config.scheduler),
+            last_wait: None,
+            submissions: 0,
+            components: 0,
+            config,
+        };
+        for device in 0..devices {
+            state.add_stream(device, StreamHandle::LEGACY, Kind::Legacy);
+        }
+        state
+    }
+
+    pub(crate) fn add_stream(&mut self, device: u32, handle: StreamHandle, kind: Kind) -> StreamId {
+        let component = self.components;
+        self.components += 1;
+        self.streams.add(device, handle, kind, component)
+    }
+
+    pub(crate) fn device(&mut self, ordinal: u32) -> Result<&mut DeviceState, Code> {
+        self.devices.get_mut(ordinal as usize).ok_or(code::NO_DEVICE)
+    }
+
+    /// Bookkeeping at the start of every call: faults, then the sticky error.
+    pub(crate) fn before_call(&mut self, ordinal: u32, call: Call) -> Result<(), Code> {
+        let device = self.device(ordinal)?;
+        if device.faults.any()
+            && let Some(code) = device.faults.strike(call)
+        {
+            return Err(code);
+        }
+        device.sticky.map_or(Ok(()), Err)
+    }
+
+    /// The stream a handle means to the calling thread.
+    pub(crate) fn stream(&mut self, ordinal: u32, handle: StreamHandle) -> Result<StreamId, Code> {
+        // 1 is the driver's own name for the legacy stream.
+        let handle = if handle.0 == 1 { StreamHandle::LEGACY } else { handle };
+        match self.streams.find(ordinal, handle) {
+            Some(id) => Ok(id),
+            None if handle == StreamHandle::PER_THREAD => Ok(self.add_stream(ordinal, handle, Kind::Blocking)),
+            None => Err(code::INVALID_HANDLE),
+        }
+    }
+
+    pub(crate) fn next_submission(&mut self) -> u64 {
+        self.submissions += 1;
+        self.submissions
+    }
+
+    /// Appends work to a stream, in order with the legacy stream where that applies.
+    pub(crate) fn submit(&mut self, stream: StreamId, work: Work) {
+        self.order_with_legacy(stream);
+        self.enqueue(stream, work);
+    }
+
+    fn enqueue(&mut self, stream: StreamId, work: Work) {
+        let op = Op { submission: self.next_submission(), at: self.time.now(), host: self.host.current(), work };
+        self.streams.push(stream, op);
+    }
+
+    /// Work on the legacy stream waits for all blocking streams, and theirs waits for it.
+    fn order_with_legacy(&mut self, stream: StreamId) {
+        let Some(this) = self.streams.get(stream) else { return };
+        let (device, kind) = (this.device, this.kind);
+        let partner = match kind {
+            Kind::NonBlocking => return,
+            Kind::Legacy => Kind::Blocking,
+            Kind::Blocking => Kind::Legacy,
+        };
+        let others: Vec<StreamId> =
+            self.streams.iter().filter(|(_, s)| s.device == device && s.kind == partner).map(|(id, _)| id).collect();
+        for other in others {
+            let record = self.record_tail(other, None);
+            self.wait_on(stream, &record);
+        }
+    }
+
+    /// A record of everything submitted to a stream so far.
+    pub(crate) fn record_tail(&mut self, stream: StreamId, spare: Option<Arc<Record>>) -> Arc<Record> {
+        let idle = self.streams.get(stream).is_none_or(|s| s.queue.is_empty());
+        if idle {
+            let mut clock = self.streams.get(stream).map(|s| s.clock.clone()).unwrap_or_default();
+            clock.join(&self.host.current());
+            let time = self.time.now();
+            return self.streams.record_idle(stream, clock, time, spare);
+        }
+        let record = Arc::new(Record::pending(stream));
+        self.enqueue(stream, Work::Record(Arc::clone(&record)));
+        record
+    }
+
+    /// Makes a stream's later work wait for a record.
+    pub(crate) fn wait_on(&mut self, stream: StreamId, record: &Arc<Record>) {
+        if let Some(done) = record.done()
+            && let Some(waiter) = self.streams.get_mut(stream)
+            && waiter.queue.is_empty()
+        {
+            waiter.clock.join(&done.clock);
+            waiter.time = waiter.time.max(done.time);
+            return;
+        }
+        self.enqueue(stream, Work::Wait(Arc::clone(record)));
+    }
+
+    /// What orders later work of the host after everything `stream` has completed.
+    pub(crate) fn stream_clock(&self, stream: StreamId) -> VectorClock {
+        self.streams.get(stream).map(|s| s.clock.clone()).unwrap_or_default()
+    }
+}
