@@ -7,6 +7,7 @@ use gpupool_device::{Address, Device};
 use crate::arena::Arena;
 use crate::error::FreeError;
 use crate::inner::Served;
+use crate::shared::Shared;
 use crate::stream::{Stream, StreamCore};
 
 /// A block of GPU memory. Dropping it frees it, in the order of its own stream: work that was submitted there before may still use
@@ -26,7 +27,14 @@ pub struct Allocation<D: Device> {
     requested: u64,
 }
 
-struct Owner<D: Device> {
+enum Owner<D: Device> {
+    /// A block of an arena.
+    Block(Block<D>),
+    /// A driver allocation of its own: caching is off.
+    Direct(Arc<Shared<D>>),
+}
+
+struct Block<D: Device> {
     arena: Arc<Arena<D>>,
     block: u32,
     generation: u32,
@@ -50,11 +58,15 @@ impl<D: Device> Allocation<D> {
     pub(crate) fn new(served: Served<D>, requested: u64) -> Self {
         let Served { arena, handed, borrower } = served;
         Self {
-            owner: Some(Owner { arena, block: handed.block, generation: handed.generation, borrower }),
+            owner: Some(Owner::Block(Block { arena, block: handed.block, generation: handed.generation, borrower })),
             address: handed.address,
             size: handed.bytes,
             requested,
         }
+    }
+
+    pub(crate) fn direct(shared: Arc<Shared<D>>, address: Address, bytes: u64) -> Self {
+        Self { owner: Some(Owner::Direct(shared)), address, size: bytes, requested: bytes }
     }
 
     /// Where the block starts; [`Address::NULL`] for a request of zero bytes.
@@ -75,11 +87,11 @@ impl<D: Device> Allocation<D> {
         self.requested
     }
 
-    /// Which segment the block is in and where. `None` for a request of zero bytes, and for a block that a restored checkpoint took
-    /// away. Takes the arena's lock.
+    /// Which segment the block is in and where. `None` for a request of zero bytes, for a block that a restored checkpoint took away,
+    /// and without caching. Takes the arena's lock.
     #[must_use]
     pub fn placement(&self) -> Option<Placement> {
-        let owner = self.owner.as_ref()?;
+        let Some(Owner::Block(owner)) = &self.owner else { return None };
         let state = owner.arena.state.lock();
         let block = state.blocks.current(owner.block, owner.generation)?;
         let segment = state.segments.get(block.segment)?;
@@ -94,7 +106,8 @@ impl<D: Device> Allocation<D> {
     /// [`FreeError::ForeignStream`] for a stream of another allocator; [`FreeError::NotLive`] for a block that a restored checkpoint
     /// took away.
     pub fn record_stream(&self, stream: &Stream<D>) -> Result<(), FreeError> {
-        let Some(owner) = &self.owner else { return Ok(()) };
+        // A driver allocation's free waits for the device: it needs no record.
+        let Some(Owner::Block(owner)) = &self.owner else { return Ok(()) };
         if !Arc::ptr_eq(&owner.arena.shared, &stream.arena.shared) {
             return Err(FreeError::ForeignStream { stream: stream.id() });
         }
@@ -129,12 +142,18 @@ impl<D: Device> Allocation<D> {
     }
 
     fn release(&mut self) -> Result<(), FreeError> {
-        let Some(owner) = self.owner.take() else { return Ok(()) };
-        let freed = owner.arena.free(owner.block, owner.generation, owner.borrower.as_ref());
-        freed.map_err(|e| match e {
-            FreeError::NotLive { .. } => FreeError::NotLive { address: self.address },
-            other => other,
-        })
+        let not_live = FreeError::NotLive { address: self.address };
+        match self.owner.take() {
+            None => Ok(()),
+            Some(Owner::Block(b)) => b.arena.free(b.block, b.generation, b.borrower.as_ref()).map_err(|e| match e {
+                FreeError::NotLive { .. } => not_live,
+                other => other,
+            }),
+            Some(Owner::Direct(shared)) => shared.driver.mem_free(self.address).map_err(|e| {
+                tracing::warn!(address = %self.address, error = %e, "memory was not given back");
+                not_live
+            }),
+        }
     }
 }
 

@@ -176,6 +176,9 @@ impl<D: Device> Allocator<D> {
         if bytes == 0 {
             return Ok(Allocation::null());
         }
+        if !self.config().caching() {
+            return self.inner.alloc_uncached(bytes, stream);
+        }
         Ok(Allocation::new(self.inner.alloc(bytes, stream)?, bytes))
     }
 
@@ -555,6 +558,7 @@ impl<D: Device> Allocator<D> {
             arena.counters.reset_accumulated();
         }
         self.inner.shared.totals.lock().reset_accumulated();
+        *self.inner.folded.lock() = Stats::default();
     }
 
     /// Everything as data. O(blocks); each arena is locked while its part is copied.

@@ -7,6 +7,7 @@ use std::thread::ThreadId;
 
 use gpupool_device::{CaptureStatus, Device, StreamHandle};
 
+use crate::allocation::Allocation;
 use crate::arena::{Arena, Handed};
 use crate::capture_reuse::ReachSets;
 use crate::error::AllocError;
@@ -16,6 +17,7 @@ use crate::policy::Routing;
 use crate::pool::{Pool, PoolTable};
 use crate::routing::{CaptureRegistry, Filter};
 use crate::shared::Shared;
+use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
 use crate::sync::{Mutex, Rank};
 
@@ -77,6 +79,8 @@ pub(crate) struct Inner<D: Device> {
     pub(crate) streams: Mutex<Registrations<D>>,
     pub(crate) hooks: Hooks,
     pub(crate) reach: Mutex<ReachSets>,
+    /// Cumulative figures of arenas that are gone.
+    pub(crate) folded: Mutex<Stats>,
 }
 
 /// Registered streams.
@@ -123,6 +127,7 @@ impl<D: Device> Inner<D> {
             streams: Mutex::new(Rank::Leaf, Registrations { all: Vec::new(), live: HashMap::new() }),
             hooks: Hooks::new(),
             reach: Mutex::new(Rank::Leaf, ReachSets::default()),
+            folded: Mutex::new(Rank::Leaf, Stats::default()),
         }
     }
 
@@ -315,6 +320,16 @@ impl<D: Device> Inner<D> {
             return Ok(served);
         }
         self.climb(request)
+    }
+
+    /// Without caching: a driver allocation of exactly `bytes`, in no statistics. In a capture the driver is left to refuse it.
+    pub(crate) fn alloc_uncached(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
+        let request = self.request(bytes, stream)?;
+        match self.shared.driver.device().mem_alloc(bytes) {
+            Ok(address) => Ok(Allocation::direct(Arc::clone(&self.shared), address, bytes)),
+            Err(e) if e.is_out_of_memory() => Err(self.out_of_memory(&request)),
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// Looks for a block in the request's own lane.

@@ -354,6 +354,7 @@ impl<D: Device> Inner<D> {
                 drop(state);
                 if !pool.arena.holds_default {
                     self.arenas.lock().retain(|a| !Arc::ptr_eq(a, &pool.arena));
+                    self.folded.lock().fold(&pool.arena.counters);
                 }
             }
         }

@@ -65,6 +65,28 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Keeps the cumulative figures of an arena that is going, in which nothing is live.
+    pub(crate) fn fold(&mut self, c: &ArenaCounters) {
+        self.add_arena(c);
+        for stat in self.of_arenas() {
+            stat.peak = 0;
+        }
+    }
+
+    fn of_arenas(&mut self) -> impl Iterator<Item = &mut Stat> {
+        let arrays = [
+            &mut self.allocation,
+            &mut self.active,
+            &mut self.inactive_split,
+            &mut self.allocated_bytes,
+            &mut self.active_bytes,
+            &mut self.inactive_split_bytes,
+            &mut self.requested_bytes,
+        ];
+        let single = [&mut self.oversize_allocations, &mut self.binned, &mut self.binned_bytes];
+        arrays.into_iter().flat_map(StatArray::each).chain(single)
+    }
+
     fn add_arena(&mut self, c: &ArenaCounters) {
         self.allocation.add(c.allocation.read());
         self.active.add(c.active.read());
@@ -151,7 +173,7 @@ impl<D: Device> Inner<D> {
     pub(crate) fn stats(&self) -> Stats {
         let mut out = Stats {
             max_split_size: self.shared.config.max_split_size().map_or(-1, |s| s as i64),
-            ..Stats::default()
+            ..self.folded.lock().clone()
         };
         let arenas: Vec<Arc<Arena<D>>> = self.arenas();
         arenas.iter().for_each(|a| out.add_arena(&a.counters));
