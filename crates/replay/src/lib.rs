@@ -4,7 +4,7 @@
 //! * [`conform`] is every decision of PyTorch's allocator on a scripted sequence; its runner compares ours with it.
 #![forbid(unsafe_code)]
 
-
+pub mod conform;
 mod text;
 pub mod trace;
 

@@ -73,7 +73,9 @@ fn every_recording_cut_off_anywhere_is_an_error() {
 
 #[test]
 fn a_free_is_late_unless_its_completion_is_the_next_line() {
-    let trace = parse("a 1 512 0\na 2 512 1\nf 1\n# a remark is no line of its own\nc 1\nf 2\na 3 100 0\nc 2\nf 3\nf 0\nc 0\n").unwrap();
+    let trace =
+        parse("a 1 512 0\na 2 512 1\nf 1\n# a remark is no line of its own\nc 1\nf 2\na 3 100 0\nc 2\nf 3\nf 0\nc 0\n")
+            .unwrap();
     let (first, second, third) = (0, 1, 2);
     assert_eq!(
         trace.events,
@@ -97,7 +99,8 @@ fn a_free_is_late_unless_its_completion_is_the_next_line() {
 
 #[test]
 fn captures_and_segments_are_listed() {
-    let trace = parse("S 7f00 2097152 0\na 1 512 0\ne\nB 7 3 1\na 2 512 1\nE 7\ns 7f00 2097152\nS 7f00 1048576 1\n").unwrap();
+    let trace =
+        parse("S 7f00 2097152 0\na 1 512 0\ne\nB 7 3 1\na 2 512 1\nE 7\ns 7f00 2097152\nS 7f00 1048576 1\n").unwrap();
     assert_eq!(trace.graphs.len(), 1);
     assert_eq!((trace.graphs[0].number, trace.graphs[0].pool, trace.graphs[0].stream), (7, 3, 1));
     assert_eq!(trace.segments.len(), 2);
@@ -135,7 +138,10 @@ fn the_header_is_checked() {
     let other = r#"{"format": "conform-1", "name": "", "conf": "", "peak_allocated": 0, "peak_requested": 0, "peak_active": 0,
         "peak_reserved": 0, "device_allocs": 1, "allocs": 1, "segments_end": 0}"#;
     assert!(matches!(whole(&other.replace('\n', "")).problem, TraceProblem::Format { .. }));
-    assert!(matches!(whole(&other.replace('\n', "").replace("\"allocs\": 1", "\"allocs\": -1")).problem, TraceProblem::Header(_)));
+    assert!(matches!(
+        whole(&other.replace('\n', "").replace("\"allocs\": 1", "\"allocs\": -1")).problem,
+        TraceProblem::Header(_)
+    ));
     for (allocs, taken, end, field) in [(2, 1, 1, "allocs"), (1, 2, 1, "device_allocs"), (1, 1, 0, "segments_end")] {
         let error = parse_counted("S 1000 2097152 0\na 1 512 0\n", allocs, taken, end).unwrap_err();
         assert!(matches!(error.problem, TraceProblem::Count { field: f, .. } if f == field), "{error}");
@@ -148,7 +154,10 @@ fn a_file_without_its_last_newline_is_truncated() {
     assert!(matches!(problem("a 1 512 0\nf 1", 3), TraceProblem::Text(TextProblem::NoNewline)));
     assert!(matches!(Trace::parse("t", &b""[..]).unwrap_err().problem, TraceProblem::Text(TextProblem::Empty)));
     assert!(matches!(Trace::parse("t", &gzip("")[..]).unwrap_err().problem, TraceProblem::Text(TextProblem::Empty)));
-    assert!(matches!(Trace::parse("t", &b"a 1 2 3\n"[..]).unwrap_err().problem, TraceProblem::Text(TextProblem::NotGzip)));
+    assert!(matches!(
+        Trace::parse("t", &b"a 1 2 3\n"[..]).unwrap_err().problem,
+        TraceProblem::Text(TextProblem::NotGzip)
+    ));
     let missing = Trace::read(Path::new("/no/such/file")).unwrap_err();
     assert!(matches!(missing.problem, TraceProblem::Text(TextProblem::Io(_))));
 }
@@ -158,10 +167,30 @@ fn lines_that_say_nothing_known_are_errors() {
     for bad in ["z 1\n", "\n", "A 1 512 0\n", " a 1 512 0\n", "aa 1 512 0\n", "\u{feff}a 1 512 0\n"] {
         assert!(matches!(problem(bad, 2), TraceProblem::UnknownEvent { .. }), "{bad}");
     }
-    for bad in ["a 1 512\n", "a 1 512 0 0\n", "a\n", "f\n", "f 1 2\n", "c\n", "e e\n", "B 1 1\n", "E\n", "s 1000\n", "a  1 512\n"] {
+    for bad in [
+        "a 1 512\n",
+        "a 1 512 0 0\n",
+        "a\n",
+        "f\n",
+        "f 1 2\n",
+        "c\n",
+        "e e\n",
+        "B 1 1\n",
+        "E\n",
+        "s 1000\n",
+        "a  1 512\n",
+    ] {
         assert!(matches!(parse_counted(bad, 0, 0, 0).unwrap_err().problem, TraceProblem::Form { .. }), "{bad}");
     }
-    for bad in ["a x 512 0\n", "a 1 -5 0\n", "a 1 5.5 0\n", "a 1 512 -1\n", "a 99999999999999999999 512 0\n", "f +1\n", "S 0x10 1 0\n"] {
+    for bad in [
+        "a x 512 0\n",
+        "a 1 -5 0\n",
+        "a 1 5.5 0\n",
+        "a 1 512 -1\n",
+        "a 99999999999999999999 512 0\n",
+        "f +1\n",
+        "S 0x10 1 0\n",
+    ] {
         assert!(matches!(parse_counted(bad, 0, 0, 0).unwrap_err().problem, TraceProblem::Number { .. }), "{bad}");
     }
 }
