@@ -80,11 +80,7 @@ impl<D: Device> Allocator<D> {
     /// # Errors
     ///
     /// As [`new`](Self::new).
-    pub fn with_registry(
-        device: Arc<D>,
-        config: Config,
-        registry: Arc<CaptureRegistry>,
-    ) -> Result<Self, AllocError> {
+    pub fn with_registry(device: Arc<D>, config: Config, registry: Arc<CaptureRegistry>) -> Result<Self, AllocError> {
         config.validate()?;
         let rules = Rules::new(&config, device.properties());
         let total = device.properties().total_memory;
@@ -228,9 +224,10 @@ impl<D: Device> Allocator<D> {
     pub fn base_allocation(&self, address: Address) -> Option<(Address, u64)> {
         self.inner.arenas().iter().find_map(|arena| {
             let state = arena.state.lock();
-            let found = state.segments.iter().find(|(_, s)| {
-                address >= s.memory.base && address.offset_from(s.memory.base) < s.memory.bytes
-            });
+            let found = state
+                .segments
+                .iter()
+                .find(|(_, s)| address >= s.memory.base && address.offset_from(s.memory.base) < s.memory.bytes);
             found.map(|(_, s)| (s.memory.base, s.memory.bytes))
         })
     }

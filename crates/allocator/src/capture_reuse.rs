@@ -76,9 +76,10 @@ impl<D: Device> Inner<D> {
                 .filter(|id| {
                     let block = &state.blocks[*id];
                     state.lanes[block.lane as usize].core.id == request.core.id
-                        && state.uses.get(block.uses).is_some_and(|u| {
-                            !u.markers.is_empty() && u.markers.iter().all(|n| reached.contains(n))
-                        })
+                        && state
+                            .uses
+                            .get(block.uses)
+                            .is_some_and(|u| !u.markers.is_empty() && u.markers.iter().all(|n| reached.contains(n)))
                 })
                 .collect();
             state.deferred.retain(|id| !done.contains(id));

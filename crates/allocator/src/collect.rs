@@ -6,9 +6,9 @@ use gpupool_device::Device;
 
 use crate::arena::{Arena, ArenaState, Backing, BlockState as Phase, NONE};
 use crate::inner::Inner;
+use crate::pool::Pool;
 use crate::state::{BackingKind, BlockState, BlockStatus, PoolState, SegmentState, State, StreamState};
 use crate::stats::PoolStats;
-use crate::pool::Pool;
 use crate::units::to_bytes;
 
 impl ArenaState {

@@ -131,6 +131,10 @@ impl Counter {
         self.current.load(Relaxed)
     }
 
+    pub(crate) fn peak(&self) -> i64 {
+        self.peak.load(Relaxed)
+    }
+
     pub(crate) fn read(&self) -> Stat {
         Stat {
             current: self.current.load(Relaxed),
@@ -174,6 +178,10 @@ impl CounterArray {
     pub(crate) fn change(&self, part: Part, n: i64) {
         self.all.change(n);
         self.parts[part.index()].change(n);
+    }
+
+    pub(crate) fn all(&self) -> &Counter {
+        &self.all
     }
 
     pub(crate) fn read(&self) -> StatArray {

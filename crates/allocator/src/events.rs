@@ -78,7 +78,13 @@ impl<D: Device> Arena<D> {
     /// Queues a freed block behind the streams recorded for it.
     pub(crate) fn make_pending(self: &Arc<Self>, id: BlockId) {
         let streams = self.state.lock().streams_using(id);
-        let marks: Vec<_> = streams.into_iter().map(|core| { let mark = core.open_mark(); (core, mark) }).collect();
+        let marks: Vec<_> = streams
+            .into_iter()
+            .map(|core| {
+                let mark = core.open_mark();
+                (core, mark)
+            })
+            .collect();
         let mut to_mark = Vec::new();
         {
             let mut state = self.state.lock();
@@ -114,8 +120,7 @@ impl<D: Device> Arena<D> {
             let mut guard = self.state.lock();
             let state = &mut *guard;
             let (blocks, lanes) = (&state.blocks, &state.lanes);
-            let (ready, rest) =
-                state.deferred.iter().partition(|id| only(lanes[blocks[**id].lane as usize].slot));
+            let (ready, rest) = state.deferred.iter().partition(|id| only(lanes[blocks[**id].lane as usize].slot));
             state.deferred = rest;
             for id in &ready {
                 let uses = state.blocks[*id].uses;
@@ -158,8 +163,9 @@ impl<D: Device> Arena<D> {
     pub(crate) fn wait_for_pending(&self) -> DriverResult<usize> {
         let mut freed = 0;
         for (core, newest) in self.awaited() {
-            let capturing =
-                !self.shared.rules.event_each_free && !core.is_retired() && self.shared.driver.capture_status(core.handle)?.is_capturing();
+            let capturing = !self.shared.rules.event_each_free
+                && !core.is_retired()
+                && self.shared.driver.capture_status(core.handle)?.is_capturing();
             if !capturing {
                 core.wait(&self.shared.driver, newest)?;
                 freed += self.state.lock().settle_done(&self.counters);

@@ -24,9 +24,20 @@ pub(crate) struct Idle {
 }
 
 impl<D: Device> Inner<D> {
-    /// Asks the driver (or the pool's provider) for a segment and serves the request from it.
+    /// Asks the driver (or the pool's provider) for a segment and serves the request from it. Where growth would take more than the
+    /// request needs and that is not to be had, what it needs is asked for.
     pub(crate) fn grow(&self, request: &Request<D>, retry: bool) -> Result<Outcome<D>, AllocError> {
-        let (bytes, pool) = (request.segment_bytes, request.pool_id());
+        let generous = self.growth_bytes(request);
+        if generous > request.segment_bytes
+            && let served @ Outcome::Served(_) = self.grow_by(request, generous, retry)?
+        {
+            return Ok(served);
+        }
+        self.grow_by(request, request.segment_bytes, retry)
+    }
+
+    fn grow_by(&self, request: &Request<D>, bytes: u64, retry: bool) -> Result<Outcome<D>, AllocError> {
+        let pool = request.pool_id();
         match self.shared.totals.begin_growth(bytes, retry) {
             Ok(()) => {}
             Err(Refusal::Limit) => return Ok(Outcome::Nothing),
@@ -46,12 +57,11 @@ impl<D: Device> Inner<D> {
             }
         };
         self.shared.totals.commit(bytes, request.part, pool);
-        if let Some(p) = &request.pool {
-            let _state = p.arena.state.lock();
-            p.counters.reserved_bytes.increase(request.part, bytes as i64);
-        }
         let counters = &request.arena.counters;
         let mut state = request.arena.state.lock();
+        if let Some(pool) = &request.pool {
+            pool.counters.reserved_bytes.increase(request.part, bytes as i64);
+        }
         let handed = state
             .add_segment(memory, request.lane)
             .and_then(|block| state.hand_out(block, request.size, request.requested, counters));
@@ -59,6 +69,19 @@ impl<D: Device> Inner<D> {
         // Beyond 2 TiB a segment has no record; no driver gives one.
         let Some(handed) = handed else { return Ok(Outcome::Nothing) };
         Ok(Outcome::Served(Served { arena: Arc::clone(&request.arena), handed, borrower: None }))
+    }
+
+    /// What growth for a request takes: more than it needs where the workload repeats itself and growth is preceded by no trimming.
+    fn growth_bytes(&self, request: &Request<D>) -> u64 {
+        let trims = self.shared.config.trim_before_growth() && self.shared.rules.handle_granularity.is_some();
+        if !trims || request.pool.is_some() {
+            return request.segment_bytes;
+        }
+        let mut state = request.arena.state.lock();
+        match state.repetition.covers(request.size, &request.arena.counters) {
+            true => state.repetition.segment_bytes(request.segment_bytes),
+            false => request.segment_bytes,
+        }
     }
 
     /// Moves the smallest fitting wholly free segment of another stream of the default pool into the request's arena, once the

@@ -181,7 +181,13 @@ impl fmt::Display for Size {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "out of memory on GPU {}: {} requested by stream {}", self.device, Size(self.requested), self.stream)?;
+        write!(
+            f,
+            "out of memory on GPU {}: {} requested by stream {}",
+            self.device,
+            Size(self.requested),
+            self.stream
+        )?;
         if self.pool.is_default() {
             f.write_str(" (default pool)")?;
         } else {
@@ -198,7 +204,11 @@ impl fmt::Display for OutOfMemory {
                 LimitSource::Configuration => "the configuration",
                 LimitSource::User => "a call",
             };
-            writeln!(f, "  limit:               {} (set by {who}); it bounds this allocator's segments only", Size(limit.bytes))?;
+            writeln!(
+                f,
+                "  limit:               {} (set by {who}); it bounds this allocator's segments only",
+                Size(limit.bytes)
+            )?;
         }
         writeln!(f, "  driver:              {} free of {}", Size(self.driver.free), Size(self.driver.total))?;
         let cached = self.reserved - (self.live + self.pending).min(self.reserved);
@@ -227,7 +237,13 @@ impl fmt::Display for OutOfMemory {
             )?;
         }
         if let Some(pinned) = &self.pinned {
-            write!(f, "  pinned:              the segment of {} at {} by {} in", Size(pinned.size), pinned.address, Size(pinned.pinned_bytes))?;
+            write!(
+                f,
+                "  pinned:              the segment of {} at {} by {} in",
+                Size(pinned.size),
+                pinned.address,
+                Size(pinned.pinned_bytes)
+            )?;
             for (address, bytes) in &pinned.blocks {
                 write!(f, " {address} ({})", Size(*bytes))?;
             }
@@ -320,7 +336,8 @@ fn advice(report: &OutOfMemory, policy: Policy) -> Vec<Advice> {
     if others >= report.rounded {
         out.push(Advice::ShareStreams { other_streams: others });
     }
-    let pools: u64 = report.free.iter().filter(|f| !f.pool.is_default() && f.pool != report.pool).map(|f| f.bytes).sum();
+    let pools: u64 =
+        report.free.iter().filter(|f| !f.pool.is_default() && f.pool != report.pool).map(|f| f.bytes).sum();
     if pools > 0 {
         out.push(Advice::ReleasePools { free: pools });
     }

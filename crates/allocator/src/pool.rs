@@ -49,8 +49,7 @@ pub(crate) struct PoolTableState<D: Device> {
 
 impl<D: Device> PoolTable<D> {
     pub(crate) fn new() -> Self {
-        let state =
-            PoolTableState { pools: BTreeMap::new(), no_split: BTreeSet::new(), use_on_oom: BTreeSet::new() };
+        let state = PoolTableState { pools: BTreeMap::new(), no_split: BTreeSet::new(), use_on_oom: BTreeSet::new() };
         Self { state: Mutex::new(Rank::Pool, state) }
     }
 

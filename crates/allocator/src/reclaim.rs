@@ -154,10 +154,11 @@ impl<D: Device> Inner<D> {
             (totals.held(), totals.peak_held())
         };
         let after = held.saturating_add(request.segment_bytes);
-        let over_peak = match config.trim_before_growth() && self.shared.rules.handle_granularity.is_some() {
-            true => after.saturating_sub(peak),
-            false => 0,
-        };
+        let counters = &request.arena.counters;
+        let trims = config.trim_before_growth()
+            && self.shared.rules.handle_granularity.is_some()
+            && !request.arena.state.lock().repetition.covers(request.size, counters);
+        let over_peak = if trims { after.saturating_sub(peak) } else { 0 };
         let over_mark = config.trim_above().map_or(0, |mark| after.saturating_sub(mark));
         let excess = over_peak.max(over_mark);
         if excess == 0 {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use gpupool_device::{Address, Device, DriverError, DriverResult, MemoryHandle, StreamHandle, code, Call};
+use gpupool_device::{Address, Call, Device, DriverError, DriverResult, MemoryHandle, StreamHandle, code};
 
 use crate::arena::{Backing, Memory};
 use crate::config::Config;

@@ -101,7 +101,10 @@ mod tests {
     fn an_error_names_the_call_and_the_meaning_of_its_code() {
         let e = DriverError::new(Call::MemFree, code::CAPTURE_UNSUPPORTED);
         assert_eq!(e.to_string(), "cuMemFree failed with code 900 (not permitted while a stream is capturing)");
-        assert_eq!(DriverError::new(Call::Other, 12345).to_string(), "other driver call failed with code 12345 (see cuda.h)");
+        assert_eq!(
+            DriverError::new(Call::Other, 12345).to_string(),
+            "other driver call failed with code 12345 (see cuda.h)"
+        );
     }
 
     #[test]

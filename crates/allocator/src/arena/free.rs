@@ -38,6 +38,7 @@ impl ArenaState {
         counters.active.decrease(part, 1);
         counters.active_bytes.decrease(part, bytes as i64);
         counters.requested_bytes.decrease(part, block.requested as i64);
+        self.repetition.block_freed(counters);
         let split = block.is_split();
         if let Some(bins) = &mut lane.bins
             && bins.push(&mut self.blocks, id)

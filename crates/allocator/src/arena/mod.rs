@@ -16,6 +16,7 @@ mod block;
 mod free;
 mod lane;
 mod place;
+mod repetition;
 mod segment;
 mod uses;
 mod validate;
@@ -33,6 +34,7 @@ use crate::sync::{Mutex, Rank};
 pub(crate) use block::{Block, BlockId, BlockState, Blocks, NONE};
 pub(crate) use lane::Lane;
 pub(crate) use place::Handed;
+pub(crate) use repetition::Repetition;
 pub(crate) use segment::{Backing, Memory, Segment, Segments};
 pub(crate) use uses::{PendingQueue, UsesTable};
 
@@ -75,6 +77,7 @@ pub(crate) struct ArenaState {
     pub(crate) pending: Vec<PendingQueue>,
     /// Blocks freed in a capture with recorded uses; they become pending when it is over.
     pub(crate) deferred: Vec<BlockId>,
+    pub(crate) repetition: Repetition,
 }
 
 /// An arena with its lock and its counters, which are read without the lock.
@@ -97,6 +100,7 @@ impl<D: Device> Arena<D> {
             uses: UsesTable::default(),
             pending: Vec::new(),
             deferred: Vec::new(),
+            repetition: Repetition::default(),
         };
         Self { shared, state: Mutex::new(Rank::Arena, state), counters: ArenaCounters::default(), holds_default }
     }
@@ -110,7 +114,8 @@ impl<D: Device> Drop for Arena<D> {
         let mut streams: Vec<Arc<StreamCore>> = state.lanes.iter().map(|l| Arc::clone(&l.core)).collect();
         streams.extend(state.pending.iter().map(|q| Arc::clone(&q.core)));
         for block in &state.deferred {
-            streams.extend(state.uses.get(state.blocks[*block].uses).into_iter().flat_map(|u| u.streams.iter().cloned()));
+            streams
+                .extend(state.uses.get(state.blocks[*block].uses).into_iter().flat_map(|u| u.streams.iter().cloned()));
         }
         streams.sort_by_key(|s| s.id);
         streams.dedup_by_key(|s| s.id);

@@ -115,12 +115,7 @@ impl ArenaState {
         }
         let segment = self.segments.get(block.segment)?;
         let offset = to_bytes(block.offset);
-        Some(Handed {
-            block: id,
-            generation: block.generation,
-            address: segment.memory.base.offset(offset),
-            bytes,
-        })
+        Some(Handed { block: id, generation: block.generation, address: segment.memory.base.offset(offset), bytes })
     }
 
     /// Cuts a block in two: `id` keeps the front, the tail becomes a free block of the same lane. The tail keeps the request size

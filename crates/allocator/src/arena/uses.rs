@@ -120,11 +120,7 @@ impl ArenaState {
     }
 
     /// As [`settle_done`](Self::settle_done), with another idea of when a use is over.
-    pub(crate) fn settle(
-        &mut self,
-        counters: &ArenaCounters,
-        is_over: impl Fn(&StreamCore, u64) -> bool,
-    ) -> usize {
+    pub(crate) fn settle(&mut self, counters: &ArenaCounters, is_over: impl Fn(&StreamCore, u64) -> bool) -> usize {
         let mut freed = 0;
         for at in 0..self.pending.len() {
             while let Some((mark, id)) = self.pending[at].blocks.front().copied() {

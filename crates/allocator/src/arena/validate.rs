@@ -93,7 +93,10 @@ impl ArenaState {
                 id = b.next;
             }
             if offset * crate::units::UNIT != segment.memory.bytes {
-                return Err(format!("A1: blocks of segment {at} end at {offset} units of {} bytes", segment.memory.bytes));
+                return Err(format!(
+                    "A1: blocks of segment {at} end at {offset} units of {} bytes",
+                    segment.memory.bytes
+                ));
             }
         }
         if seen != self.blocks.len() {

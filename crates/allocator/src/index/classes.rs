@@ -70,7 +70,9 @@ mod tests {
     #[test]
     fn classes_grow_with_size_and_cover_all_sizes() {
         let mut last = 0;
-        for size in (1..100_000u32).chain((0..32).map(|b| 1 << b)).chain([u32::MAX]).collect::<std::collections::BTreeSet<_>>() {
+        for size in
+            (1..100_000u32).chain((0..32).map(|b| 1 << b)).chain([u32::MAX]).collect::<std::collections::BTreeSet<_>>()
+        {
             let class = class_of(size);
             assert!(class >= last && class < CLASSES, "{size} -> {class} after {last}");
             last = class;

@@ -158,7 +158,11 @@ mod tests {
             for step in 0..2_000u32 {
                 let r = next();
                 // Few distinct sizes on even seeds, so that ties decide; many on odd ones.
-                let size = if seed % 2 == 0 { 1 + (r >> 8) as u32 % 6 } else { 1 + (r >> 8) as u32 % (1 << ((r >> 40) % 20 + 1)) };
+                let size = if seed % 2 == 0 {
+                    1 + (r >> 8) as u32 % 6
+                } else {
+                    1 + (r >> 8) as u32 % (1 << ((r >> 40) % 20 + 1))
+                };
                 if r % 3 != 0 || model.is_empty() {
                     let id = blocks.insert(block(size, (r >> 33) as u32 % 5, step));
                     index.insert(&mut blocks, &Ties, id);

@@ -34,9 +34,5 @@ pub(super) fn rules_2_15(config: &Config) -> Rules {
 
 /// PyTorch 2.11: ties are broken by address, and any open scope counts as a capture.
 pub(super) fn rules_2_11(config: &Config) -> Rules {
-    Rules {
-        arena: arena_rules(config, false, true),
-        capture_context: CaptureContext::AnyScope,
-        ..rules_2_15(config)
-    }
+    Rules { arena: arena_rules(config, false, true), capture_context: CaptureContext::AnyScope, ..rules_2_15(config) }
 }
