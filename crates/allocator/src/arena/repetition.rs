@@ -9,10 +9,10 @@ use crate::counters::ArenaCounters;
 
 /// A repetition may want this part (a fiftieth, 2%) more than the pass before it.
 const MARGIN: i64 = 50;
-/// In a repetition a segment is a multiple of a quarter of the power of two below it, so that it serves more requests than one size.
-const STEPS_PER_POWER: u64 = 4;
+/// In a repetition a segment is a multiple of half the power of two below it, so that it serves more requests than one size.
+const STEPS_PER_POWER: u64 = 2;
 /// ... and at least this part of the arena's peak.
-const PART_OF_PEAK: u64 = 512;
+const PART_OF_PEAK: u64 = 32;
 /// Granularity of segments.
 const SEGMENT_STEP: u64 = 2 << 20;
 
