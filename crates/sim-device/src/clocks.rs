@@ -40,17 +40,20 @@ impl VectorClock {
 
     /// Advances a component by one. Its new value.
     pub(crate) fn tick(&mut self, component: u32) -> u64 {
+        let next = self.get(component) + 1;
+        self.raise(component, next);
+        next
+    }
+
+    /// Sets a component to at least `value`.
+    pub(crate) fn raise(&mut self, component: u32, value: u64) {
         let index = component as usize;
         let values = Arc::make_mut(self.0.get_or_insert_default());
         if values.len() <= index {
             values.resize(index + 1, 0);
         }
-        match values.get_mut(index) {
-            Some(value) => {
-                *value += 1;
-                *value
-            }
-            None => 0,
+        if let Some(old) = values.get_mut(index) {
+            *old = (*old).max(value);
         }
     }
 

@@ -5,6 +5,7 @@ use gpupool_device::{
     MemoryHandle, MemoryInfo, StreamHandle, code,
 };
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::SimDevice;
 use crate::events::{Record, Recorded};
@@ -26,12 +27,16 @@ impl SimDevice {
     }
 }
 
-/// What an event was recorded after; `None` if it never was.
-fn record_of(state: &State, event: EventHandle) -> Result<Option<Arc<Record>>, Code> {
+/// What an event that the host asks about was recorded after; `None` if it never was. Asking about a captured event breaks its
+/// capture in every mode.
+fn record_of(state: &mut State, event: EventHandle) -> Result<Option<Arc<Record>>, Code> {
     match &state.events.get(event).ok_or(code::INVALID_HANDLE)?.recorded {
         Recorded::Not => Ok(None),
         Recorded::Work(record) => Ok(Some(Arc::clone(record))),
-        Recorded::Captured(..) => Err(code::CAPTURED_EVENT),
+        Recorded::Captured(id, _) => {
+            state.captures.invalidate(*id);
+            Err(code::CAPTURED_EVENT)
+        }
     }
 }
 
@@ -46,6 +51,7 @@ impl Device for SimDevice {
 
     fn mem_alloc(&self, bytes: u64) -> DriverResult<Address> {
         self.call(Call::MemAlloc, |this, state| {
+            this.unsafe_call(state)?;
             let since = state.next_submission();
             let State { devices, numbers, config, .. } = &mut **state;
             let device = devices.get_mut(this.shared.ordinal as usize).ok_or(code::NO_DEVICE)?;
@@ -56,10 +62,15 @@ impl Device for SimDevice {
 
     fn mem_free(&self, address: Address) -> DriverResult<()> {
         self.call(Call::MemFree, |this, state| {
+            this.unsafe_call(state)?;
             let ordinal = this.shared.ordinal;
             let bytes = state.device(ordinal)?.memory.plain(address.0)?;
             this.drain(state, Call::MemFree)?;
-            state.device(ordinal)?.memory.free(address.0)?;
+            // The lock was open while host functions ran: somebody else may have freed it.
+            let gone = state.device(ordinal)?.memory.free(address.0)?;
+            state.forget(gone);
+            let withdrawal = state.withdrawal(Call::MemFree);
+            state.detector.withdraw(address.0, bytes, withdrawal);
             Ok(((), state.config.costs.mem_free.at(bytes)))
         })
     }
@@ -96,7 +107,8 @@ impl Device for SimDevice {
 
     fn handle_release(&self, handle: MemoryHandle) -> DriverResult<()> {
         self.virtual_memory(Call::MemRelease, |state| {
-            let (bytes, _gone) = state.device(self.shared.ordinal)?.memory.release(handle.0)?;
+            let (bytes, gone) = state.device(self.shared.ordinal)?.memory.release(handle.0)?;
+            gone.into_iter().for_each(|gone| state.forget(gone));
             Ok(((), state.config.costs.mem_release.at(bytes)))
         })
     }
@@ -120,9 +132,16 @@ impl Device for SimDevice {
 
     fn unmap(&self, address: Address, bytes: u64) -> DriverResult<()> {
         self.virtual_memory(Call::MemUnmap, |state| {
-            let State { devices, config, .. } = state;
+            let withdrawal = state.withdrawal(Call::MemUnmap);
+            let host = state.host.current();
+            let State { devices, config, detector, .. } = state;
             let device = devices.get_mut(self.shared.ordinal as usize).ok_or(code::NO_DEVICE)?;
-            let (_gone, ns) = device.memory.unmap(address.0, bytes, &config.costs)?;
+            for piece in device.memory.unmappable(address.0, bytes)? {
+                detector.unmap(&piece, &host, withdrawal);
+            }
+            detector.withdraw(address.0, bytes, withdrawal);
+            let (gone, ns) = device.memory.unmap(address.0, bytes, &config.costs)?;
+            gone.into_iter().for_each(|gone| state.forget(gone));
             Ok(((), ns))
         })
     }
@@ -145,22 +164,29 @@ impl Device for SimDevice {
     fn event_record(&self, event: EventHandle, stream: StreamHandle) -> DriverResult<()> {
         self.call(Call::EventRecord, |this, state| {
             let stream = state.stream(this.shared.ordinal, stream)?;
+            let capture = state.recording(stream)?;
             let recorded = match state.events.get_mut(event) {
                 Some(e) if e.device == this.shared.ordinal => std::mem::replace(&mut e.recorded, Recorded::Not),
                 _ => return Err(code::INVALID_HANDLE),
             };
-            let spare = if let Recorded::Work(record) = recorded { Some(record) } else { None };
-            let record = state.record_tail(stream, spare);
+            let new = match capture {
+                Some(id) => Recorded::Captured(id, state.captured_nodes(id, stream)),
+                None => {
+                    let spare = if let Recorded::Work(record) = recorded { Some(record) } else { None };
+                    Recorded::Work(state.record_tail(stream, spare))
+                }
+            };
             if let Some(e) = state.events.get_mut(event) {
-                e.recorded = Recorded::Work(record);
+                e.recorded = new;
             }
             Ok(((), state.config.costs.event_record))
         })
     }
 
     fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
-        self.call(Call::EventQuery, |_, state| {
+        self.call(Call::EventQuery, |this, state| {
             let record = record_of(state, event)?;
+            this.unsafe_call(state)?;
             let complete = match record.as_ref().map(|r| r.done()) {
                 None => true,
                 Some(None) => false,
@@ -175,7 +201,9 @@ impl Device for SimDevice {
 
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
         self.call(Call::EventSynchronize, |this, state| {
-            if let Some(record) = record_of(state, event)? {
+            let record = record_of(state, event)?;
+            this.unsafe_call(state)?;
+            if let Some(record) = record {
                 let goal = Goal::Record(Arc::clone(&record));
                 this.wait(state, Call::EventSynchronize, Awaited::Event(event), &goal)?;
                 if let Some(done) = record.done() {
@@ -189,31 +217,50 @@ impl Device for SimDevice {
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {
         self.call(Call::StreamWaitEvent, |this, state| {
             let stream = state.stream(this.shared.ordinal, stream)?;
-            if let Some(record) = record_of(state, event)? {
-                state.wait_on(stream, &record);
+            let recorded = state.events.get(event).ok_or(code::INVALID_HANDLE)?.recorded.clone();
+            match (recorded, state.recording(stream)?) {
+                (Recorded::Captured(id, nodes), _) => state.join_capture(stream, id, &nodes)?,
+                (_, Some(id)) => {
+                    state.captures.invalidate(id);
+                    return Err(code::CAPTURE_ISOLATION);
+                }
+                (Recorded::Work(record), None) => {
+                    state.legacy_is_free(stream)?;
+                    state.wait_on(stream, &record);
+                }
+                (Recorded::Not, None) => {}
             }
             Ok(((), state.config.costs.stream_wait_event))
         })
     }
 
     fn capture_status(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
+        if self.world.captures.load(Relaxed) == 0 && !self.shared.armed.load(Relaxed) {
+            // No lock where no stream of any device captures.
+            self.shared.counters.count(Call::StreamGetCaptureInfo);
+            self.charge(self.shared.status_ns);
+            return Ok(CaptureStatus::None);
+        }
         self.call(Call::StreamGetCaptureInfo, |this, state| {
-            state.stream(this.shared.ordinal, stream)?;
-            Ok((CaptureStatus::None, state.config.costs.capture_status))
+            let stream = state.stream(this.shared.ordinal, stream)?;
+            Ok((state.status(stream), this.shared.status_ns))
         })
     }
 
     fn capture_frontier(&self, stream: StreamHandle) -> DriverResult<Option<CaptureFrontier>> {
         self.call(Call::StreamGetCaptureInfo, |this, state| {
-            state.stream(this.shared.ordinal, stream)?;
-            Ok((None, state.config.costs.capture_frontier))
+            let stream = state.stream(this.shared.ordinal, stream)?;
+            Ok((state.frontier(stream), state.config.costs.capture_frontier))
         })
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
-        self.call(Call::ExchangeCaptureMode, |this, state| {
-            Ok((this.set_thread_mode(mode), state.config.costs.exchange_capture_mode))
-        })
+        if !self.shared.armed.load(Relaxed) {
+            self.shared.counters.count(Call::ExchangeCaptureMode);
+            self.charge(self.shared.exchange_ns);
+            return Ok(self.set_thread_mode(mode));
+        }
+        self.call(Call::ExchangeCaptureMode, |this, _| Ok((this.set_thread_mode(mode), this.shared.exchange_ns)))
     }
 
     fn now(&self) -> u64 {

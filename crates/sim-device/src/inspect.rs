@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
-use gpupool_device::{Call, DriverError, DriverResult, StreamHandle};
+use gpupool_device::{Address, Call, DriverError, DriverResult, StreamHandle};
 
 use crate::SimDevice;
+use crate::memory::Piece;
+use crate::race::Handing;
+use crate::report::{OwnerInfo, Report};
 use crate::scheduler::{Awaited, Goal, WaitReport};
-use crate::state::{Code, Held};
-use crate::streams::{Kind, StreamId};
+use crate::state::{Code, Held, State};
+use crate::streams::{Kind, Stream, StreamId};
 use crate::work::Work;
 use crate::world::run;
 
@@ -115,12 +118,14 @@ impl SimDevice {
     pub fn clear_error(&self) {
         if let Ok(device) = self.world.state.lock().device(self.shared.ordinal) {
             device.sticky = None;
+            self.shared.armed.store(device.faults.any(), Relaxed);
         }
     }
 
     fn with_faults(&self, change: impl FnOnce(&mut crate::faults::Faults)) {
         if let Ok(device) = self.world.state.lock().device(self.shared.ordinal) {
             change(&mut device.faults);
+            self.shared.armed.store(device.faults.any() || device.sticky.is_some(), Relaxed);
         }
     }
 }
@@ -132,7 +137,7 @@ impl SimDevice {
         let mut state = self.world.state.lock();
         match state.choose() {
             Some(unit) => {
-                run(&mut state, unit);
+                run(&self.world, &mut state, unit);
                 true
             }
             None => false,
@@ -204,18 +209,95 @@ impl SimDevice {
     /// Waits for everything that was submitted to this device so far, and tells the host so.
     pub(crate) fn drain(&self, state: &mut Held<'_>, call: Call) -> Result<(), Code> {
         let ordinal = self.shared.ordinal;
+        let concerned = |s: &Stream| s.device == ordinal || s.queue.iter().any(|op| op.work.runs_on(ordinal));
         let mine: Vec<(StreamId, u64)> =
-            state.streams.iter().filter(|(_, s)| s.device == ordinal).map(|(id, s)| (id, s.submitted)).collect();
-        let clocks = |state: &mut Held<'_>| {
-            for (id, _) in &mine {
-                let clock = state.stream_clock(*id);
-                state.host.learn(&clock);
-            }
-        };
-        // A destroyed stream takes its clock along when its last work is done: look before and after.
-        clocks(state);
+            state.streams.iter().filter(|(_, s)| concerned(s)).map(|(id, s)| (id, s.submitted)).collect();
         self.wait(state, call, Awaited::Device(ordinal), &Goal::Positions(mine.clone()))?;
-        clocks(state);
+        for (id, _) in mine {
+            let clock = state.stream_clock(id);
+            state.host.learn(&clock);
+        }
+        // Streams that are gone left their clocks here.
+        let retired = state.device(ordinal)?.retired.clone();
+        state.host.learn(&retired);
         Ok(())
+    }
+}
+
+/// Owners, findings and memory seen from outside.
+impl SimDevice {
+    /// From now on the bytes belong to `tag` and are for use on `stream`. If that stream is capturing, launches of the capture's
+    /// graph may touch them in any name that the capture knew.
+    pub fn own(&self, start: Address, bytes: u64, tag: u64, stream: StreamHandle) {
+        let mut state = self.world.state.lock();
+        if !state.detector.on() {
+            return;
+        }
+        let device = self.shared.ordinal;
+        let capture = state.capture_under(device, stream);
+        let owner = OwnerInfo { tag, live: true, stream, capture, submission: state.submissions };
+        let State { devices, detector, .. } = &mut *state;
+        let mut pieces = Vec::new();
+        if let Some(device) = devices.get(device as usize) {
+            // What is not mapped has no history.
+            let _ = device.memory.translate(start.0, bytes, &mut pieces);
+        }
+        detector.hand(device, start.0, bytes, Handing::Out(owner), &pieces);
+    }
+
+    /// From now on the bytes belong to nobody.
+    pub fn disown(&self, start: Address, bytes: u64) {
+        let mut state = self.world.state.lock();
+        if state.detector.on() {
+            let before = state.submissions;
+            state.detector.hand(self.shared.ordinal, start.0, bytes, Handing::Back(before), &[]);
+        }
+    }
+
+    /// What was found so far in the whole world: the first 64 findings, in order.
+    #[must_use]
+    pub fn reports(&self) -> Vec<Report> {
+        self.world.state.lock().detector.reports().to_vec()
+    }
+
+    /// How many findings there were, kept or not.
+    #[must_use]
+    pub fn reports_found(&self) -> u64 {
+        self.world.state.lock().detector.found()
+    }
+
+    /// The findings so far, which are forgotten.
+    pub fn take_reports(&self) -> Vec<Report> {
+        let mut state = self.world.state.lock();
+        let reports = state.detector.reports().to_vec();
+        state.detector.clear_reports();
+        reports
+    }
+
+    /// The bytes at an address as they are now, whatever work is pending. Not a call, and no access to the race detector.
+    #[must_use]
+    pub fn read_bytes(&self, address: Address, bytes: u64) -> Option<Vec<u8>> {
+        let state = self.world.state.lock();
+        let pieces = self.pieces(&state, address, bytes)?;
+        Some(state.contents.read(&pieces))
+    }
+
+    /// Changes bytes at once, whatever work is pending. Not a call, and no access to the race detector. Whether all of the range
+    /// was accessible; nothing is written otherwise.
+    pub fn write_bytes(&self, address: Address, bytes: &[u8]) -> bool {
+        let mut state = self.world.state.lock();
+        match self.pieces(&state, address, bytes.len() as u64) {
+            Some(pieces) => {
+                state.contents.write(&pieces, bytes);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn pieces(&self, state: &State, address: Address, bytes: u64) -> Option<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        let memory = &state.devices.get(self.shared.ordinal as usize)?.memory;
+        memory.translate(address.0, bytes, &mut pieces).ok().map(|()| pieces)
     }
 }

@@ -1,6 +1,7 @@
 //! Which piece of work runs next, and waits of the host.
 //!
-//! Work runs one piece at a time, and only in `step` or in a call that waits. A piece is the head of a stream's queue. Time is a
+//! Work runs one piece at a time, and only in `step` or in a call that waits. A piece is the head of a stream's queue or, where that
+//! is a graph's run, one of its nodes. Time is a
 //! separate matter: a piece starts at the latest of its stream's last end, its submission and the ends of what it waited for,
 //! whatever order pieces are run in, so overlapping work overlaps in virtual time.
 //!
@@ -13,10 +14,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use gpupool_device::{Call, EventHandle, StreamHandle};
+use gpupool_device::{Call, EventHandle, Gate, Kernel, StreamHandle};
 
 use crate::Scheduler;
 use crate::events::Record;
+use crate::graphs::{NodeWork, Run};
 use crate::state::State;
 use crate::streams::StreamId;
 use crate::work::Work;
@@ -33,6 +35,8 @@ pub(crate) struct Chooser {
 pub(crate) struct Unit {
     pub(crate) stream: StreamId,
     pub(crate) submission: u64,
+    /// The node, if the head is a graph's run.
+    pub(crate) node: Option<u32>,
 }
 
 impl Chooser {
@@ -52,8 +56,8 @@ impl Chooser {
 
     fn choose(&mut self, ready: &[Unit]) -> Option<Unit> {
         match self.rule {
-            Scheduler::InOrder => ready.iter().min_by_key(|u| u.submission).copied(),
-            Scheduler::Adversarial => ready.iter().max_by_key(|u| u.submission).copied(),
+            Scheduler::InOrder => ready.iter().min_by_key(|u| (u.submission, u.node)).copied(),
+            Scheduler::Adversarial => ready.iter().max_by_key(|u| (u.submission, u.node)).copied(),
             Scheduler::Random { .. } => {
                 let index = self.draw().checked_rem(ready.len() as u64)?;
                 ready.get(index as usize).copied()
@@ -67,6 +71,10 @@ impl Chooser {
 pub(crate) enum Block {
     Record(Arc<Record>),
     Tick(u64),
+    Gate(Gate),
+    /// An earlier run of the same executable, in this stream.
+    Run(StreamId),
+    HostFunction,
 }
 
 /// What a head is doing.
@@ -112,8 +120,14 @@ pub struct Holdup {
 pub enum HoldupReason {
     /// It waits for the tick counter.
     Tick(u64),
+    /// It waits at a closed gate.
+    Gate(Gate),
     /// It waits for work of a stream, which is held up itself.
     Stream(StreamHandle),
+    /// It is a graph whose executable was launched before in that stream.
+    EarlierLaunch(StreamHandle),
+    /// It is a host function that is running: the one that waits.
+    HostFunction,
 }
 
 /// Why a wait failed with `WAIT_NEVER_ENDS`.
@@ -142,7 +156,12 @@ impl fmt::Display for WaitReport {
             write!(f, "{separator}stream {:#x} ", h.stream.0)?;
             match h.reason {
                 HoldupReason::Tick(tick) => write!(f, "is held until tick {tick}")?,
+                HoldupReason::Gate(gate) => write!(f, "waits at gate {}", gate.0)?,
                 HoldupReason::Stream(stream) => write!(f, "waits for stream {:#x}", stream.0)?,
+                HoldupReason::EarlierLaunch(stream) => {
+                    write!(f, "waits for the graph's earlier launch in stream {:#x}", stream.0)?;
+                }
+                HoldupReason::HostFunction => f.write_str("is running the host function that waits")?,
             }
         }
         Ok(())
@@ -150,22 +169,55 @@ impl fmt::Display for WaitReport {
 }
 
 impl State {
+    fn gate_is_open(&self, gate: Gate) -> bool {
+        self.gates.get(&gate.0).is_none_or(Option::is_some)
+    }
+
+    /// The closed gate at which a node of a run waits.
+    fn closed_gate(&self, run: &Run, node: u32) -> Option<Gate> {
+        match run.nodes.get(node as usize)?.work {
+            NodeWork::Kernel(Kernel::Wait { gate }, _) if !self.gate_is_open(gate) => Some(gate),
+            _ => None,
+        }
+    }
+
     pub(crate) fn head(&self, stream: StreamId) -> Head {
-        let Some(op) = self.streams.get(stream).and_then(|s| s.queue.front()) else { return Head::Empty };
+        let Some(this) = self.streams.get(stream) else { return Head::Empty };
+        let Some(op) = this.queue.front() else { return Head::Empty };
+        if this.in_host.is_some() {
+            return Head::Blocked(Block::HostFunction);
+        }
         match &op.work {
             Work::Wait(record) if record.done().is_none() => Head::Blocked(Block::Record(Arc::clone(record))),
             Work::Hold(tick) if *tick > self.ticks.now => Head::Blocked(Block::Tick(*tick)),
+            Work::Kernel(Kernel::Wait { gate }, _) if !self.gate_is_open(*gate) => Head::Blocked(Block::Gate(*gate)),
+            Work::Launch(run) => match self.graphs.next_run(run.exec) {
+                Some((other, submission)) if submission != op.submission => Head::Blocked(Block::Run(other)),
+                _ => {
+                    let mut gates = run.ready.iter().map(|&node| self.closed_gate(run, node));
+                    match gates.next() {
+                        Some(Some(gate)) if gates.all(|g| g.is_some()) => Head::Blocked(Block::Gate(gate)),
+                        _ => Head::Ready(op.submission),
+                    }
+                }
+            },
             _ => Head::Ready(op.submission),
         }
     }
 
     fn ready(&self, streams: impl Iterator<Item = StreamId>) -> Vec<Unit> {
-        streams
-            .filter_map(|stream| match self.head(stream) {
-                Head::Ready(submission) => Some(Unit { stream, submission }),
-                _ => None,
-            })
-            .collect()
+        let mut units = Vec::new();
+        for stream in streams {
+            let Head::Ready(submission) = self.head(stream) else { continue };
+            match self.streams.get(stream).and_then(|s| s.queue.front()).map(|op| &op.work) {
+                Some(Work::Launch(run)) if run.left > 0 => {
+                    let open = run.ready.iter().filter(|&&node| self.closed_gate(run, node).is_none());
+                    units.extend(open.map(|&node| Unit { stream, submission, node: Some(node) }));
+                }
+                _ => units.push(Unit { stream, submission, node: None }),
+            }
+        }
+        units
     }
 
     /// The next piece to run, of everything that can.
@@ -205,13 +257,22 @@ impl State {
         let mut next = 0;
         while let Some(&stream) = needed.get(next) {
             next += 1;
-            if let Head::Blocked(Block::Record(record)) = self.head(stream)
-                && !needed.contains(&record.stream)
-            {
-                needed.push(record.stream);
+            let other = match self.head(stream) {
+                Head::Blocked(Block::Record(record)) => record.stream,
+                Head::Blocked(Block::Run(other)) => other,
+                _ => continue,
+            };
+            if !needed.contains(&other) {
+                needed.push(other);
             }
         }
         needed
+    }
+
+    /// Whether another thread is running a host function, so that something may still happen.
+    pub(crate) fn host_function_elsewhere(&self) -> bool {
+        let me = std::thread::current().id();
+        self.streams.busy().filter_map(|s| self.streams.get(s)?.in_host).any(|thread| thread != me)
     }
 
     /// The earliest tick that lets the goal go on.
@@ -231,6 +292,9 @@ impl State {
             let reason = match block {
                 Block::Record(record) => HoldupReason::Stream(handle(record.stream)),
                 Block::Tick(tick) => HoldupReason::Tick(tick),
+                Block::Gate(gate) => HoldupReason::Gate(gate),
+                Block::Run(other) => HoldupReason::EarlierLaunch(handle(other)),
+                Block::HostFunction => HoldupReason::HostFunction,
             };
             held_up.push(Holdup { stream: handle(stream), reason });
         }

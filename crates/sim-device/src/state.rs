@@ -1,15 +1,21 @@
 //! Everything behind the one lock of a world.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use gpupool_device::{Call, StreamHandle, code};
+use hashbrown::HashMap;
 use parking_lot::MutexGuard;
 
 use crate::SimConfig;
+use crate::captures::Captures;
 use crate::clocks::{HostKnowledge, VectorClock, VirtualTime};
 use crate::events::{Events, Record};
 use crate::faults::Faults;
-use crate::memory::{Memory, Numbers};
+use crate::graphs::Graphs;
+use crate::memory::{Contents, Memory, Numbers, Physical};
+use crate::race::Detector;
+use crate::report::Withdrawal;
 use crate::scheduler::{Chooser, WaitReport};
 use crate::streams::{Kind, StreamId, Streams};
 use crate::ticks::Ticks;
@@ -27,6 +33,8 @@ pub(crate) struct DeviceState {
     pub(crate) faults: Faults,
     /// An error that every later call returns.
     pub(crate) sticky: Option<Code>,
+    /// What streams that are gone had completed.
+    pub(crate) retired: VectorClock,
 }
 
 /// Everything about a world but its atomics.
@@ -44,13 +52,24 @@ pub(crate) struct State {
     pub(crate) last_wait: Option<WaitReport>,
     /// Submissions so far, hand-outs and mappings included.
     pub(crate) submissions: u64,
-    pub(crate) components: u32,
+    pub(crate) contents: Contents,
+    pub(crate) detector: Detector,
+    pub(crate) captures: Captures,
+    pub(crate) graphs: Graphs,
+    /// Each gate: what the host knew when it was opened, and when.
+    pub(crate) gates: HashMap<u64, Option<(VectorClock, u64)>>,
+    /// Bytes that reads have copied to the host, by submission.
+    pub(crate) read: HashMap<u64, Vec<u8>>,
 }
 
 impl State {
-    pub(crate) fn new(config: SimConfig, devices: u32, time: Arc<VirtualTime>) -> Self {
-        let device =
-            |ordinal| DeviceState { memory: Memory::new(&config, ordinal), faults: Faults::default(), sticky: None };
+    pub(crate) fn new(config: SimConfig, devices: u32, time: Arc<VirtualTime>, captures: Arc<AtomicUsize>) -> Self {
+        let device = |ordinal| DeviceState {
+            memory: Memory::new(&config, ordinal),
+            faults: Faults::default(),
+            sticky: None,
+            retired: VectorClock::default(),
+        };
         let mut state = Self {
             time,
             devices: (0..devices).map(device).collect(),
@@ -62,7 +81,12 @@ impl State {
             chooser: Chooser::new(config.scheduler),
             last_wait: None,
             submissions: 0,
-            components: 0,
+            contents: Contents::default(),
+            detector: Detector::new(config.race_detector, devices),
+            captures: Captures::new(captures),
+            graphs: Graphs::default(),
+            gates: HashMap::new(),
+            read: HashMap::new(),
             config,
         };
         for device in 0..devices {
@@ -72,8 +96,7 @@ impl State {
     }
 
     pub(crate) fn add_stream(&mut self, device: u32, handle: StreamHandle, kind: Kind) -> StreamId {
-        let component = self.components;
-        self.components += 1;
+        let component = self.detector.component();
         self.streams.add(device, handle, kind, component)
     }
 
@@ -84,12 +107,13 @@ impl State {
     /// Bookkeeping at the start of every call: faults, then the sticky error.
     pub(crate) fn before_call(&mut self, ordinal: u32, call: Call) -> Result<(), Code> {
         let device = self.device(ordinal)?;
-        if device.faults.any()
-            && let Some(code) = device.faults.strike(call)
-        {
-            return Err(code);
+        let struck = if device.faults.any() { device.faults.strike(call) } else { None };
+        let sticky = device.sticky;
+        if device.faults.any() && device.faults.invalidation_due() && self.captures.any() {
+            self.captures.invalidate_all();
+            self.device(ordinal)?.faults.invalidated();
         }
-        device.sticky.map_or(Ok(()), Err)
+        struck.or(sticky).map_or(Ok(()), Err)
     }
 
     /// The stream a handle means to the calling thread.
@@ -108,19 +132,25 @@ impl State {
         self.submissions
     }
 
-    /// Appends work to a stream, in order with the legacy stream where that applies.
-    pub(crate) fn submit(&mut self, stream: StreamId, work: Work) {
+    /// Appends work to a stream, in order with the legacy stream where that applies. The submission's number.
+    pub(crate) fn submit(&mut self, stream: StreamId, work: Work) -> u64 {
         self.order_with_legacy(stream);
-        self.enqueue(stream, work);
+        self.enqueue(stream, work)
     }
 
-    fn enqueue(&mut self, stream: StreamId, work: Work) {
-        let op = Op { submission: self.next_submission(), at: self.time.now(), host: self.host.current(), work };
-        self.streams.push(stream, op);
+    fn enqueue(&mut self, stream: StreamId, work: Work) -> u64 {
+        let submission = self.next_submission();
+        self.enqueue_as(stream, work, submission);
+        submission
+    }
+
+    /// Appends work whose number was drawn before.
+    pub(crate) fn enqueue_as(&mut self, stream: StreamId, work: Work, submission: u64) {
+        self.streams.push(stream, Op { submission, at: self.time.now(), host: self.host.current(), work });
     }
 
     /// Work on the legacy stream waits for all blocking streams, and theirs waits for it.
-    fn order_with_legacy(&mut self, stream: StreamId) {
+    pub(crate) fn order_with_legacy(&mut self, stream: StreamId) {
         let Some(this) = self.streams.get(stream) else { return };
         let (device, kind) = (this.device, this.kind);
         let partner = match kind {
@@ -161,6 +191,26 @@ impl State {
             return;
         }
         self.enqueue(stream, Work::Wait(Arc::clone(record)));
+    }
+
+    /// A call that takes memory away now.
+    pub(crate) fn withdrawal(&self, call: Call) -> Withdrawal {
+        Withdrawal { call, submission: self.submissions, time: self.time.now() }
+    }
+
+    /// Forgets a stream that was destroyed and is idle.
+    pub(crate) fn bury(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.bury(id) else { return };
+        self.detector.bury(stream.component, stream.clock.get(stream.component));
+        if let Ok(device) = self.device(stream.device) {
+            device.retired.join(&stream.clock);
+        }
+    }
+
+    /// Forgets what memory that is gone held, and who touched it.
+    pub(crate) fn forget(&mut self, gone: Physical) {
+        self.contents.forget(gone.start, gone.bytes);
+        self.detector.forget(gone);
     }
 
     /// What orders later work of the host after everything `stream` has completed.

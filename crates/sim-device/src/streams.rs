@@ -106,7 +106,13 @@ impl Streams {
     }
 
     /// Adds a stream under a handle that means nothing yet.
-    pub(crate) fn add(&mut self, device: u32, handle: StreamHandle, kind: Kind, component: u32) -> StreamId {
+    pub(crate) fn add(
+        &mut self,
+        device: u32,
+        handle: StreamHandle,
+        kind: Kind,
+        component: (u32, VectorClock),
+    ) -> StreamId {
         let id = StreamId(self.all.len() as u32);
         self.all.push(Some(Box::new(Stream {
             device,
@@ -115,8 +121,8 @@ impl Streams {
             queue: VecDeque::new(),
             submitted: 0,
             completed: 0,
-            clock: VectorClock::default(),
-            component,
+            clock: component.1,
+            component: component.0,
             time: 0,
             capture: None,
             destroyed: false,
@@ -147,25 +153,24 @@ impl Streams {
         }
     }
 
-    /// Takes the name from a stream; the stream goes once its queue is empty. Whether it is gone.
-    pub(crate) fn destroy(&mut self, id: StreamId) -> bool {
-        let Some(stream) = self.all.get_mut(id.0 as usize).and_then(Option::as_deref_mut) else { return false };
+    /// Takes the name from a stream; the stream goes once its queue is empty.
+    pub(crate) fn destroy(&mut self, id: StreamId) {
+        let Some(stream) = self.all.get_mut(id.0 as usize).and_then(Option::as_deref_mut) else { return };
         stream.destroyed = true;
-        let (device, handle, idle) = (stream.device, stream.handle, stream.queue.is_empty());
+        let (device, handle) = (stream.device, stream.handle);
         if let Some(names) = self.names.get_mut(device as usize) {
             names.handles.remove(&handle);
         }
         if self.recycle {
             self.free_handles.push(handle);
         }
-        idle
     }
 
-    /// Forgets a stream that was destroyed and is idle. Its component.
-    pub(crate) fn bury(&mut self, id: StreamId) -> Option<u32> {
+    /// Forgets a stream that was destroyed and is idle.
+    pub(crate) fn bury(&mut self, id: StreamId) -> Option<Box<Stream>> {
         let slot = self.all.get_mut(id.0 as usize)?;
         if slot.as_ref().is_some_and(|s| s.destroyed && s.queue.is_empty()) {
-            return slot.take().map(|s| s.component);
+            return slot.take();
         }
         None
     }

@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use gpupool_device::{Call, CaptureMode, DeviceProperties, DriverError, DriverResult, code};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::SimConfig;
 use crate::clocks::VirtualTime;
@@ -30,15 +30,25 @@ impl SimWorld {
         let config = SimConfig { granularity: config.granularity.max(1).next_power_of_two(), ..config };
         let properties =
             DeviceProperties::new(config.name.clone(), config.capacity, config.virtual_memory, config.granularity);
+        let captures = Arc::new(AtomicUsize::new(0));
+        let status_ns = config.costs.capture_status;
+        let exchange_ns = config.costs.exchange_capture_mode;
         let world = Arc::new(World {
             id: WORLDS.fetch_add(1, Relaxed),
             time: Arc::clone(&time),
-            state: Mutex::new(State::new(config, n, time)),
+            captures: Arc::clone(&captures),
+            state: Mutex::new(State::new(config, n, time, captures)),
+            host_function_done: Condvar::new(),
         });
-        let device = |ordinal| SimDevice {
-            world: Arc::clone(&world),
-            shared: Arc::new(Shared { ordinal, properties: properties.clone(), counters: Counters::new() }),
+        let shared = |ordinal| Shared {
+            ordinal,
+            properties: properties.clone(),
+            counters: Counters::new(),
+            armed: AtomicBool::new(false),
+            status_ns,
+            exchange_ns,
         };
+        let device = |ordinal| SimDevice { world: Arc::clone(&world), shared: Arc::new(shared(ordinal)) };
         Self { devices: (0..n).map(device).collect() }
     }
 
@@ -66,7 +76,10 @@ pub(crate) struct World {
     /// Tells worlds apart where a thread keeps something for each.
     id: u64,
     pub(crate) time: Arc<VirtualTime>,
+    /// Captures under way.
+    pub(crate) captures: Arc<AtomicUsize>,
     pub(crate) state: Mutex<State>,
+    host_function_done: Condvar,
 }
 
 /// What of a device is read without the lock.
@@ -74,6 +87,10 @@ pub(crate) struct Shared {
     pub(crate) ordinal: u32,
     pub(crate) properties: DeviceProperties,
     pub(crate) counters: Counters,
+    /// Whether some fault is armed or an error sticks: no call may take a short cut then.
+    pub(crate) armed: AtomicBool,
+    pub(crate) status_ns: u64,
+    pub(crate) exchange_ns: u64,
 }
 
 impl fmt::Debug for SimDevice {
@@ -99,6 +116,10 @@ impl SimDevice {
         self.shared.counters.count(call);
         let mut state = self.world.state.lock();
         let result = state.before_call(self.shared.ordinal, call).and_then(|()| body(self, &mut state));
+        if let Ok(device) = state.device(self.shared.ordinal) {
+            let armed = device.faults.any() || device.sticky.is_some();
+            self.shared.armed.store(armed, Relaxed);
+        }
         drop(state);
         match result {
             Ok((value, ns)) => {
@@ -123,7 +144,9 @@ impl SimDevice {
         let before = self.world.time.now();
         while !state.reached(goal) {
             if let Some(unit) = state.choose_for(goal) {
-                run(state, unit);
+                run(&self.world, state, unit);
+            } else if state.host_function_elsewhere() {
+                self.world.host_function_done.wait(state);
             } else if let Some(tick) = state.tick_for(goal) {
                 state.ticks.jumps += 1;
                 state.set_tick(tick);
@@ -133,7 +156,13 @@ impl SimDevice {
             }
         }
         self.shared.counters.wait_ns.fetch_add(self.world.time.now() - before, Relaxed);
-        Ok(())
+        // Work that ran meanwhile may have faulted.
+        state.device(self.shared.ordinal)?.sticky.map_or(Ok(()), Err)
+    }
+
+    /// What a call that a capture cannot contain does first.
+    pub(crate) fn unsafe_call(&self, state: &mut Held<'_>) -> Result<(), Code> {
+        if state.captures.any() { state.captures.unsafe_call(self.thread_mode()) } else { Ok(()) }
     }
 
     /// The calling thread's capture mode.
@@ -166,7 +195,24 @@ thread_local! {
     static MODES: RefCell<Vec<(u64, CaptureMode)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs one piece of work.
-pub(crate) fn run(state: &mut Held<'_>, unit: Unit) {
-    state.execute_marker(unit.stream);
+/// Runs one piece of work. A host function runs without the lock.
+pub(crate) fn run(world: &World, state: &mut Held<'_>, unit: Unit) {
+    let Some(job) = state.execute(unit) else { return };
+    MutexGuard::unlocked(state, || {
+        let _finish = Finish { world, unit };
+        job.run();
+    });
+}
+
+/// Completes a host function, also one that unwinds.
+struct Finish<'a> {
+    world: &'a World,
+    unit: Unit,
+}
+
+impl Drop for Finish<'_> {
+    fn drop(&mut self) {
+        self.world.state.lock().finish_host(self.unit);
+        self.world.host_function_done.notify_all();
+    }
 }

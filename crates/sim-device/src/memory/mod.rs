@@ -12,6 +12,7 @@
 //! * **M2** Mappings do not overlap; each lies in one reservation or is one plain allocation.
 //! * **M3** A call that fails changes nothing.
 
+mod contents;
 mod placement;
 mod virtual_memory;
 
@@ -20,6 +21,7 @@ use std::collections::BTreeMap;
 use gpupool_device::code;
 use hashbrown::HashMap;
 
+pub(crate) use self::contents::Contents;
 use self::placement::Placer;
 use crate::SimConfig;
 
