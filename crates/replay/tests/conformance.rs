@@ -1,4 +1,5 @@
 //! The allocator decides as PyTorch's does: every operation of every recorded file, compared. One test a file.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use std::path::Path;
 

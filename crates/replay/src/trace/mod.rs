@@ -181,20 +181,34 @@ impl Trace {
         self.lines.get(index).copied().unwrap_or(0)
     }
 
-    /// The most bytes requested and not yet completely freed at one time, as the trace itself has it: no allocator can do with
-    /// less.
+    /// The most bytes requested and not yet completely freed at one time, as the trace itself has it.
     #[must_use]
     pub fn peak_requested(&self) -> u64 {
+        self.peak(|event| match event {
+            Event::Free { block } => Some(block),
+            Event::Complete { late } => Some(self.late[late as usize].block),
+            _ => None,
+        })
+    }
+
+    /// The most bytes requested and not yet freed at one time: no allocator can do with less, even one that waits for every use.
+    #[must_use]
+    pub fn peak_live(&self) -> u64 {
+        self.peak(|event| match event {
+            Event::Free { block } | Event::FreeLate { block, .. } => Some(block),
+            _ => None,
+        })
+    }
+
+    /// The most bytes in blocks between their allocation and the event that gives them up.
+    fn peak(&self, gives_up: impl Fn(Event) -> Option<u32>) -> u64 {
         let (mut now, mut peak) = (0_u64, 0);
         for event in &self.events {
-            match *event {
-                Event::Alloc { bytes, .. } => {
-                    now += bytes;
-                    peak = peak.max(now);
-                }
-                Event::Free { block } => now -= self.blocks[block as usize],
-                Event::Complete { late } => now -= self.blocks[self.late[late as usize].block as usize],
-                _ => {}
+            if let Event::Alloc { bytes, .. } = *event {
+                now += bytes;
+                peak = peak.max(now);
+            } else if let Some(block) = gives_up(*event) {
+                now -= self.blocks[block as usize];
             }
         }
         peak

@@ -1,0 +1,182 @@
+//! Looking at the first turn: segments as they come and go, pools, peaks, and the state at the peak.
+
+use std::collections::BTreeMap;
+
+use gpupool_allocator::{Allocation, PoolId, State};
+use hashbrown::HashMap;
+
+use super::report::{PoolReport, SegmentReport};
+use super::setup::Plan;
+use super::turn::{Observer, Ours};
+use super::{Meter, ReplayDevice};
+use crate::trace::{Event, Trace};
+
+/// A figure and the most it ever was.
+#[derive(Clone, Copy, Default, Debug)]
+struct Level {
+    now: u64,
+    peak: u64,
+}
+
+impl Level {
+    fn rise(&mut self, by: u64) {
+        self.now += by;
+        self.peak = self.peak.max(self.now);
+    }
+
+    fn fall(&mut self, by: u64) {
+        self.now = self.now.saturating_sub(by);
+    }
+}
+
+#[derive(Clone, Default, Debug)]
+struct PoolFigures {
+    allocated: Level,
+    reserved: Level,
+}
+
+/// What the first turn showed. See the module's documentation.
+pub(super) struct Watch<'a> {
+    trace: &'a Trace,
+    plan: &'a Plan,
+    progress: &'a mut dyn FnMut(u64),
+    wants_state: bool,
+    /// Counted events so far.
+    counted: u64,
+    memory_calls: u64,
+    allocated: Level,
+    reserved: Level,
+    segments: Vec<SegmentReport>,
+    /// Segments that exist: place in the list and pool, by ordinal.
+    standing: BTreeMap<u64, (usize, PoolId)>,
+    pools: HashMap<PoolId, PoolFigures>,
+    /// Private pools of live blocks, by address.
+    homes: HashMap<u64, PoolId>,
+    at_peak: Option<State>,
+}
+
+impl<'a> Watch<'a> {
+    pub(super) fn new(trace: &'a Trace, plan: &'a Plan, wants_state: bool, progress: &'a mut dyn FnMut(u64)) -> Self {
+        Self {
+            trace,
+            plan,
+            progress,
+            wants_state,
+            counted: 0,
+            memory_calls: 0,
+            allocated: Level::default(),
+            reserved: Level::default(),
+            segments: Vec::new(),
+            standing: BTreeMap::new(),
+            pools: HashMap::new(),
+            homes: HashMap::new(),
+            at_peak: None,
+        }
+    }
+
+    pub(super) fn peak_allocated(&self) -> u64 {
+        self.allocated.peak
+    }
+
+    pub(super) fn counted(&self) -> u64 {
+        self.counted
+    }
+
+    /// The segments, the private pools, and the state at the peak.
+    pub(super) fn into_parts(self) -> (Vec<SegmentReport>, Vec<PoolReport>, Option<State>) {
+        let mut pools: BTreeMap<u64, PoolReport> = BTreeMap::new();
+        for graph in &self.trace.graphs {
+            let figures = self.pools.get(&PoolId(graph.pool, 0)).cloned().unwrap_or_default();
+            let pool = pools.entry(graph.pool).or_insert(PoolReport {
+                pool: graph.pool,
+                peak_reserved: figures.reserved.peak,
+                peak_allocated: figures.allocated.peak,
+                graphs: 0,
+            });
+            pool.graphs += 1;
+        }
+        (self.segments, pools.into_values().collect(), self.at_peak)
+    }
+
+    /// Memory came or went: compares the segments with those known.
+    fn refresh(&mut self, state: State) {
+        let mut gone: BTreeMap<u64, (usize, PoolId)> = std::mem::take(&mut self.standing);
+        for segment in &state.segments {
+            if let Some(known) = gone.remove(&segment.ordinal) {
+                self.standing.insert(segment.ordinal, known);
+                continue;
+            }
+            self.standing.insert(segment.ordinal, (self.segments.len(), segment.pool));
+            let pool = if segment.pool.is_default() { 0 } else { segment.pool.0 };
+            self.segments.push(SegmentReport {
+                ordinal: segment.ordinal,
+                bytes: segment.size,
+                stream: self.plan.number(segment.stream_handle),
+                pool,
+                released_at: None,
+            });
+        }
+        // What went is taken off first: the two may be one exchange.
+        for (index, pool) in gone.into_values() {
+            let segment = &mut self.segments[index];
+            segment.released_at = Some(self.counted);
+            self.reserved.fall(segment.bytes);
+            self.pools.entry(pool).or_default().reserved.fall(segment.bytes);
+        }
+        let before = self.reserved.peak;
+        let known = self.reserved_now();
+        let grown = known.saturating_sub(self.reserved.now);
+        self.reserved.rise(grown);
+        self.recount_pools();
+        if self.wants_state && self.reserved.peak > before {
+            self.at_peak = Some(state);
+        }
+    }
+
+    fn reserved_now(&self) -> u64 {
+        self.standing.values().map(|(index, _)| self.segments[*index].bytes).sum()
+    }
+
+    fn recount_pools(&mut self) {
+        let mut now: HashMap<PoolId, u64> = HashMap::new();
+        for (index, pool) in self.standing.values() {
+            *now.entry(*pool).or_default() += self.segments[*index].bytes;
+        }
+        for (pool, bytes) in now {
+            let level = &mut self.pools.entry(pool).or_default().reserved;
+            level.rise(bytes.saturating_sub(level.now));
+        }
+    }
+}
+
+impl<D: ReplayDevice> Observer<Ours<D>> for Watch<'_> {
+    fn allocated(&mut self, backend: &Ours<D>, block: &Allocation<Meter<D>>, stream: u16) {
+        self.allocated.rise(block.size());
+        let pool = backend.pool_for(stream);
+        if !pool.is_default() {
+            self.homes.insert(block.address().0, pool);
+            self.pools.entry(pool).or_default().allocated.rise(block.size());
+        }
+    }
+
+    fn freeing(&mut self, block: &Allocation<Meter<D>>) {
+        self.allocated.fall(block.size());
+        if let Some(pool) = self.homes.remove(&block.address().0) {
+            self.pools.entry(pool).or_default().allocated.fall(block.size());
+        }
+    }
+
+    fn after(&mut self, backend: &Ours<D>, _index: usize, event: Event) {
+        let calls = backend.allocator.device().memory_calls();
+        if calls != self.memory_calls {
+            self.memory_calls = calls;
+            self.refresh(backend.allocator.state());
+        }
+        if event.counts() {
+            self.counted += 1;
+            if self.counted.is_multiple_of(1024) {
+                (self.progress)(self.counted);
+            }
+        }
+    }
+}

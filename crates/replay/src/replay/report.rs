@@ -1,0 +1,125 @@
+//! What a replay took, as data: the JSON of `gpupool replay --json`.
+
+use std::collections::BTreeMap;
+
+use serde::ser::SerializeTuple;
+use serde::{Serialize, Serializer};
+
+use crate::trace::Header;
+
+/// One trace under one policy. Sizes in bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The workload's name.
+    pub trace: String,
+    /// The policy's name.
+    pub policy: String,
+    /// The device, in words.
+    pub device: String,
+    /// Requests and frees in the trace, up to where the replay came.
+    pub events: u64,
+    /// Whether the replay came to the trace's end.
+    pub completed: bool,
+    /// Where and why it did not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<Stopped>,
+    /// The most that the workload had requested and not completely freed at one time.
+    pub peak_requested: u64,
+    /// The most in live blocks.
+    pub peak_allocated: u64,
+    /// The most held of the driver.
+    pub peak_reserved: u64,
+    /// `peak_requested` / `peak_reserved`.
+    pub utilization: f64,
+    /// Driver calls of the first turn by kind.
+    pub driver_calls: BTreeMap<&'static str, u64>,
+    /// Microseconds in them.
+    pub driver_us: f64,
+    /// Each turn.
+    pub iterations: Vec<Iteration>,
+    /// Every segment of the first turn, in order of creation.
+    pub segments: Vec<SegmentReport>,
+    /// Nanoseconds of host time an event costs: the median of the warm turns, less the loop itself. `None` if none was whole.
+    pub ns_per_event: Option<f64>,
+    /// Turns that were timed for it.
+    pub timed_turns: u32,
+    /// The private pools.
+    pub pools: Vec<PoolReport>,
+    /// What the trace's header says of the allocator it was recorded with.
+    pub recorded: Header,
+    /// Bytes of memory that the device had.
+    pub capacity: u64,
+    /// Events by which completion lagged.
+    pub completion_lag: u64,
+    /// The smallest capacity at which the trace completes, if it was looked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_capacity: Option<u64>,
+}
+
+/// Where a replay ran out of memory.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Stopped {
+    /// The turn, from 1.
+    pub turn: u32,
+    /// The line of the trace.
+    pub line: u32,
+    /// Bytes that were requested there.
+    pub requested: u64,
+    /// The error.
+    pub error: String,
+}
+
+/// One turn over the trace.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Iteration {
+    /// Driver calls by kind.
+    pub driver_calls: BTreeMap<&'static str, u64>,
+    /// Microseconds in them.
+    pub driver_us: f64,
+    /// The most held of the driver.
+    pub peak_reserved: u64,
+    /// Physical handles mapped somewhere else. No policy of this version does that.
+    pub remaps: u64,
+    /// Physical handles divided for it. No policy of this version does that.
+    pub splits: u64,
+}
+
+/// A segment. In JSON a list `[ordinal, bytes, stream, pool, released_at]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentReport {
+    /// Counts segments in order of creation, from 0.
+    pub ordinal: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// The stream it was made for, as the trace numbers it.
+    pub stream: u64,
+    /// Its private pool, as the trace numbers it; 0 is the default pool.
+    pub pool: u64,
+    /// How many requests and frees came before it was given back; `None` if it never was.
+    pub released_at: Option<u64>,
+}
+
+impl Serialize for SegmentReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_tuple(5)?;
+        list.serialize_element(&self.ordinal)?;
+        list.serialize_element(&self.bytes)?;
+        list.serialize_element(&self.stream)?;
+        list.serialize_element(&self.pool)?;
+        list.serialize_element(&self.released_at)?;
+        list.end()
+    }
+}
+
+/// A private pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct PoolReport {
+    /// The pool, as the trace numbers it.
+    pub pool: u64,
+    /// The most held of the driver for it.
+    pub peak_reserved: u64,
+    /// The most in its live blocks.
+    pub peak_allocated: u64,
+    /// Graphs captured into it.
+    pub graphs: u64,
+}

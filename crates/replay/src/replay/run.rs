@@ -1,0 +1,336 @@
+//! A whole replay: the first turn, the others, and what they cost.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpupool_allocator::config::ConfigError;
+use gpupool_allocator::{AllocError, Allocator, CaptureRegistry, Config, Policy, State};
+use gpupool_device::{Device, DriverError};
+use gpupool_sim_device::{Placement, SimConfig, SimDevice};
+
+use super::meter::Metered;
+use super::observe::Watch;
+use super::report::{Iteration, Report, Stopped};
+use super::setup::Plan;
+use super::turn::{Blind, Early, Nothing, Ours, turn};
+use super::{DEFAULT_CAPACITY, Meter, ReplayDevice};
+use crate::trace::{Event, Trace};
+
+/// Turns are timed until there are this many, or until [`ENOUGH_TIME`] is spent on them.
+const ENOUGH_TURNS: usize = 7;
+const ENOUGH_TIME: Duration = Duration::from_millis(1500);
+
+/// How a trace is replayed.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The policy.
+    pub policy: Policy,
+    /// Bytes of memory that a simulated device has.
+    pub capacity: u64,
+    /// Turns over the trace that are reported, at least 1.
+    pub iterations: u32,
+    /// Events by which completion lags.
+    pub completion_lag: u64,
+    /// Whether the state at peak reserved is wanted.
+    pub wants_state: bool,
+    /// Whether turns are timed.
+    pub timed: bool,
+}
+
+impl Options {
+    /// One turn under `policy` with an H200's memory, timed.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        let capacity = DEFAULT_CAPACITY;
+        Self { policy, capacity, iterations: 1, completion_lag: 0, wants_state: false, timed: true }
+    }
+}
+
+/// What a replay gives.
+#[derive(Clone, Debug)]
+pub struct Replayed {
+    /// The figures.
+    pub report: Report,
+    /// The state when the most was held of the driver, if it was wanted.
+    pub at_peak: Option<State>,
+}
+
+/// A replay could not be made. Running out of memory is no such error: see [`Report::stopped`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplayError {
+    /// The trace's `conf` is not one that the policy can follow.
+    #[error("{trace}: the recorded PYTORCH_CUDA_ALLOC_CONF {conf:?} cannot be followed: {problem}")]
+    Conf {
+        /// The trace.
+        trace: String,
+        /// Its conf.
+        conf: String,
+        /// What is wrong with it.
+        #[source]
+        problem: Box<ConfigError>,
+    },
+    /// The allocator could not be made, or something other than lack of memory went wrong between events.
+    #[error("{trace}: {error}")]
+    Allocator {
+        /// The trace.
+        trace: String,
+        /// What went wrong.
+        #[source]
+        error: Box<AllocError>,
+    },
+    /// A request failed for another reason than lack of memory.
+    #[error("{trace}: line {line}: {error}")]
+    Event {
+        /// The trace.
+        trace: String,
+        /// The line.
+        line: u32,
+        /// What went wrong.
+        #[source]
+        error: Box<AllocError>,
+    },
+    /// The device failed.
+    #[error("{trace}: {error}")]
+    Device {
+        /// The trace.
+        trace: String,
+        /// What went wrong.
+        #[source]
+        error: DriverError,
+    },
+}
+
+/// Replays on a simulated device made for it. `progress` is told counted events of the first turn.
+///
+/// # Errors
+///
+/// See [`ReplayError`].
+pub fn replay_simulated(
+    trace: &Trace,
+    options: &Options,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Replayed, ReplayError> {
+    replay_on(|| simulated(trace, options), trace, options, progress)
+}
+
+/// A simulated device for a trace, with segments placed as recorded where that makes sense (R4).
+fn simulated(trace: &Trace, options: &Options) -> SimDevice {
+    let as_recorded = options.policy == Policy::Torch211
+        && options.completion_lag == 0
+        && options.capacity >= trace.header.peak_reserved;
+    let placement = if as_recorded {
+        Placement::Scripted(trace.segments.iter().map(|segment| segment.address).collect())
+    } else {
+        Placement::Growing
+    };
+    SimDevice::new(SimConfig::default().with_capacity(options.capacity).with_placement(placement).for_replay())
+}
+
+/// Replays on devices that `device` makes: one for the replay, and one for timing the loop that does nothing.
+///
+/// # Errors
+///
+/// See [`ReplayError`].
+pub fn replay_on<D: ReplayDevice>(
+    device: impl Fn() -> D,
+    trace: &Trace,
+    options: &Options,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Replayed, ReplayError> {
+    Session::new(device(), trace, options)?.whole(device, progress)
+}
+
+/// Whether the trace completes in one turn with these options.
+pub(super) fn completes(trace: &Trace, options: &Options) -> Result<bool, ReplayError> {
+    let mut session = Session::new(simulated(trace, options), trace, options)?;
+    match turn(trace, &session.plan, session.meter.device(), &mut session.ours, &mut session.live, &mut Blind) {
+        Ok(()) => Ok(true),
+        Err(early) => session.stopped(early, 1).map(|_| false),
+    }
+}
+
+/// A device, an allocator on it, and a trace.
+struct Session<'a, D: ReplayDevice> {
+    trace: &'a Trace,
+    options: &'a Options,
+    plan: Plan,
+    // Blocks go before the allocator, and that before the device.
+    live: Vec<Option<gpupool_allocator::Allocation<Meter<D>>>>,
+    ours: Ours<D>,
+    meter: Arc<Meter<D>>,
+}
+
+impl<'a, D: ReplayDevice> Session<'a, D> {
+    fn new(device: D, trace: &'a Trace, options: &'a Options) -> Result<Self, ReplayError> {
+        let name = || trace.name().to_owned();
+        let conf = if options.policy.is_bit_exact() { trace.header.conf.as_str() } else { "" };
+        let config = Config::parse_pytorch(conf, options.policy).map_err(|problem| ReplayError::Conf {
+            trace: name(),
+            conf: conf.to_owned(),
+            problem: Box::new(problem),
+        })?;
+        let plan = Plan::new(trace, options.completion_lag);
+        let meter = Arc::new(Meter::new(device));
+        let registry = Arc::new(CaptureRegistry::default());
+        let ours = Allocator::with_registry(Arc::clone(&meter), config, Arc::clone(&registry))
+            .and_then(|allocator| Ours::new(allocator, registry, trace, &plan))
+            .map_err(|error| ReplayError::Allocator { trace: name(), error: Box::new(error) })?;
+        let live = (0..trace.blocks.len()).map(|_| None).collect();
+        Ok(Self { trace, options, plan, live, ours, meter })
+    }
+
+    fn whole(mut self, device: impl Fn() -> D, progress: &mut dyn FnMut(u64)) -> Result<Replayed, ReplayError> {
+        let trace = self.trace;
+        let plan = Plan::new(trace, self.options.completion_lag);
+        let mut watch = Watch::new(trace, &plan, self.options.wants_state, progress);
+        let first = turn(trace, &plan, self.meter.device(), &mut self.ours, &mut self.live, &mut watch);
+        let (peak_allocated, events) = (watch.peak_allocated(), watch.counted());
+        // The allocator's own figure is exact under every policy, within an event too.
+        let peak_reserved = self.peak_reserved();
+        let (segments, pools, at_peak) = watch.into_parts();
+        let metered = self.meter.read();
+        let peak_requested = trace.peak_requested();
+        let mut report = Report {
+            trace: trace.name().to_owned(),
+            policy: self.options.policy.name().to_owned(),
+            device: self.meter.properties().name.clone(),
+            events,
+            completed: true,
+            stopped: None,
+            peak_requested,
+            peak_allocated,
+            peak_reserved,
+            utilization: if peak_reserved == 0 { 0.0 } else { peak_requested as f64 / peak_reserved as f64 },
+            driver_calls: metered.calls.clone(),
+            driver_us: metered.spent_ns as f64 / 1e3,
+            iterations: vec![iteration(metered, peak_reserved)],
+            segments,
+            ns_per_event: None,
+            timed_turns: 0,
+            pools,
+            recorded: trace.header.clone(),
+            capacity: self.meter.properties().total_memory,
+            completion_lag: self.options.completion_lag,
+            min_capacity: None,
+        };
+        match first {
+            Ok(()) => self.warm(device, &mut report)?,
+            Err(early) => self.stop(early, 1, &mut report)?,
+        }
+        Ok(Replayed { report, at_peak })
+    }
+
+    /// The turns after the first: those asked for, and more if too few were timed.
+    fn warm(&mut self, device: impl Fn() -> D, report: &mut Report) -> Result<(), ReplayError> {
+        let mut times = Vec::new();
+        let mut spent = Duration::ZERO;
+        for number in 2.. {
+            let asked = number <= self.options.iterations;
+            let enough = times.len() >= ENOUGH_TURNS || (spent >= ENOUGH_TIME && !times.is_empty());
+            if !asked && (enough || !self.options.timed) {
+                break;
+            }
+            self.between()?;
+            let start = Instant::now();
+            let result = turn(self.trace, &self.plan, self.meter.device(), &mut self.ours, &mut self.live, &mut Blind);
+            let took = start.elapsed();
+            match result {
+                Ok(()) => {
+                    spent += took;
+                    times.push(took);
+                }
+                Err(early) if asked => return self.stop(early, number, report),
+                Err(_) => break,
+            }
+            if asked {
+                report.iterations.push(iteration(self.meter.read(), self.peak_reserved()));
+            }
+        }
+        if self.options.timed && !times.is_empty() {
+            let loop_ns = self.loop_alone(device(), times.len())?;
+            report.timed_turns = times.len() as u32;
+            let events = f64::from(self.trace.counted.max(1));
+            report.ns_per_event = Some((median(times) - loop_ns).max(0.0) / events);
+        }
+        Ok(())
+    }
+
+    /// Frees what the last turn left, and counts from nothing.
+    fn between(&mut self) -> Result<(), ReplayError> {
+        let trace = self.trace.name();
+        let failed = |error| ReplayError::Allocator { trace: trace.to_owned(), error: Box::new(error) };
+        self.ours.finish(&self.plan, &mut self.live).map_err(failed)?;
+        self.ours.allocator.reset_peak_stats();
+        self.meter.reset();
+        Ok(())
+    }
+
+    /// The median time of the loop with nothing in it, in nanoseconds.
+    fn loop_alone(&self, device: D, turns: usize) -> Result<f64, ReplayError> {
+        let trace = self.trace;
+        let failed = |error| ReplayError::Device { trace: trace.name().to_owned(), error };
+        for number in 0..self.plan.private {
+            device.adopt_stream(Plan::private_handle(number)).map_err(failed)?;
+        }
+        for number in 0..trace.streams.max(1) {
+            device.adopt_stream(self.plan.handle(number)).map_err(failed)?;
+        }
+        let mut nothing = Nothing::default();
+        let mut live: Vec<Option<u64>> = vec![None; trace.blocks.len()];
+        let mut times = Vec::new();
+        for _ in 0..turns {
+            let start = Instant::now();
+            let result = turn(trace, &self.plan, &device, &mut nothing, &mut live, &mut Blind);
+            times.push(start.elapsed());
+            if let Err(early) = result {
+                return Err(self.error(early.index, early.error));
+            }
+        }
+        Ok(median(times))
+    }
+
+    fn peak_reserved(&self) -> u64 {
+        u64::try_from(self.ours.allocator.stats().reserved_bytes.all.peak).unwrap_or(0)
+    }
+
+    fn stop(&self, early: Early, number: u32, report: &mut Report) -> Result<(), ReplayError> {
+        report.stopped = Some(self.stopped(early, number)?);
+        report.completed = false;
+        Ok(())
+    }
+
+    /// Lack of memory is a result; anything else is an error.
+    fn stopped(&self, Early { index, error }: Early, turn: u32) -> Result<Stopped, ReplayError> {
+        match (error, self.trace.events.get(index)) {
+            (AllocError::OutOfMemory(report), Some(Event::Alloc { bytes, .. })) => {
+                Ok(Stopped { turn, line: self.trace.line(index), requested: *bytes, error: report.to_string() })
+            }
+            (error, _) => Err(self.error(index, error)),
+        }
+    }
+
+    fn error(&self, index: usize, error: AllocError) -> ReplayError {
+        ReplayError::Event { trace: self.trace.name().to_owned(), line: self.trace.line(index), error: Box::new(error) }
+    }
+}
+
+fn iteration(metered: Metered, peak_reserved: u64) -> Iteration {
+    Iteration {
+        driver_us: metered.spent_ns as f64 / 1e3,
+        driver_calls: metered.calls,
+        peak_reserved,
+        remaps: 0,
+        splits: 0,
+    }
+}
+
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    let middle = times.len() / 2;
+    match (times.len().is_multiple_of(2), times.get(middle)) {
+        (_, None) => 0.0,
+        (false, Some(time)) => time.as_nanos() as f64,
+        (true, Some(time)) => (time.as_nanos() + times[middle - 1].as_nanos()) as f64 / 2.0,
+    }
+}

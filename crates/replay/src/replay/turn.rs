@@ -1,0 +1,288 @@
+//! One turn: the loop over a trace's events, the allocator's side of it, and the side that does nothing.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use gpupool_allocator::{AllocError, Allocation, Allocator, CaptureRegistry, Filter, PoolId, Stream};
+use gpupool_device::{CaptureId, CaptureMode, CaptureStatus, DriverError, GraphHandle, StreamHandle};
+
+use super::setup::Plan;
+use super::{Meter, ReplayDevice};
+use crate::trace::{Event, Graph, Trace};
+
+/// What a turn asks for. The loop is the same whoever answers.
+pub(super) trait Backend {
+    /// A block in the loop's hands.
+    type Block;
+
+    fn alloc(&mut self, bytes: u64, stream: u16) -> Result<Self::Block, AllocError>;
+    fn free(&mut self, block: Self::Block);
+    /// A free with one use recorded on a private stream.
+    fn free_used(&mut self, block: Self::Block, private: u32);
+    fn empty_cache(&mut self) -> Result<(), AllocError>;
+    fn begin(&mut self, graph: u32, of: Graph) -> Result<(), AllocError>;
+    fn end(&mut self, graph: u32) -> Result<(), AllocError>;
+    /// Whether the stream is being captured, so that nothing can be held back there.
+    fn captures(&self, stream: u16) -> bool;
+}
+
+/// Looks at a turn after each event.
+pub(super) trait Observer<B: Backend> {
+    fn allocated(&mut self, backend: &B, block: &B::Block, stream: u16);
+    fn freeing(&mut self, block: &B::Block);
+    fn after(&mut self, backend: &B, index: usize, event: Event);
+}
+
+/// Looks at nothing.
+pub(super) struct Blind;
+
+impl<B: Backend> Observer<B> for Blind {
+    fn allocated(&mut self, _: &B, _: &B::Block, _: u16) {}
+    fn freeing(&mut self, _: &B::Block) {}
+    fn after(&mut self, _: &B, _: usize, _: Event) {}
+}
+
+/// Why a turn ended early, and at which event.
+pub(super) struct Early {
+    pub(super) index: usize,
+    pub(super) error: AllocError,
+}
+
+/// Runs the events of `trace`. `live` has a place for each block; what is in it afterwards is still alive.
+pub(super) fn turn<D: ReplayDevice, B: Backend, O: Observer<B>>(
+    trace: &Trace,
+    plan: &Plan,
+    device: &D,
+    backend: &mut B,
+    live: &mut [Option<B::Block>],
+    observer: &mut O,
+) -> Result<(), Early> {
+    for (index, event) in trace.events.iter().enumerate() {
+        let early = |error| Early { index, error };
+        match *event {
+            Event::Alloc { block, bytes, stream } => {
+                let allocated = backend.alloc(bytes, stream).map_err(early)?;
+                observer.allocated(backend, &allocated, stream);
+                live[block as usize] = Some(allocated);
+            }
+            Event::Free { block } => {
+                if plan.lag > 0 {
+                    hold(plan, device, backend, block).map_err(|e| early(e.into()))?;
+                }
+                if let Some(freed) = live[block as usize].take() {
+                    observer.freeing(&freed);
+                    backend.free(freed);
+                }
+            }
+            Event::FreeLate { block, late } => {
+                let (private, events) = plan.late[late as usize];
+                device.hold(Plan::private_handle(private), events).map_err(|e| early(e.into()))?;
+                if plan.lag > 0 {
+                    hold(plan, device, backend, block).map_err(|e| early(e.into()))?;
+                }
+                if let Some(freed) = live[block as usize].take() {
+                    observer.freeing(&freed);
+                    backend.free_used(freed, private);
+                }
+            }
+            Event::Complete { .. } | Event::FreeForeign => {}
+            Event::EmptyCache => backend.empty_cache().map_err(early)?,
+            Event::Begin { graph } => backend.begin(graph, trace.graphs[graph as usize]).map_err(early)?,
+            Event::End { graph } => backend.end(graph).map_err(early)?,
+        }
+        observer.after(backend, index, *event);
+        if plan.ticking && event.counts() {
+            device.advance();
+        }
+    }
+    Ok(())
+}
+
+fn hold<D: ReplayDevice, B: Backend>(plan: &Plan, device: &D, backend: &B, block: u32) -> Result<(), DriverError> {
+    let stream = plan.stream_of[block as usize];
+    if backend.captures(stream) {
+        return Ok(());
+    }
+    device.hold(plan.handle(stream), plan.lag + 1)
+}
+
+/// The backend that does nothing: what the loop itself costs.
+#[derive(Default)]
+pub(super) struct Nothing {
+    next: u64,
+}
+
+impl Backend for Nothing {
+    type Block = u64;
+
+    fn alloc(&mut self, bytes: u64, stream: u16) -> Result<u64, AllocError> {
+        self.next += 512;
+        Ok(black_box(self.next ^ bytes ^ u64::from(stream)))
+    }
+
+    fn free(&mut self, block: u64) {
+        black_box(block);
+    }
+
+    fn free_used(&mut self, block: u64, private: u32) {
+        black_box((block, private));
+    }
+
+    fn empty_cache(&mut self) -> Result<(), AllocError> {
+        Ok(())
+    }
+
+    fn begin(&mut self, _: u32, _: Graph) -> Result<(), AllocError> {
+        Ok(())
+    }
+
+    fn end(&mut self, _: u32) -> Result<(), AllocError> {
+        Ok(())
+    }
+
+    fn captures(&self, _: u16) -> bool {
+        false
+    }
+}
+
+/// A capture of this turn.
+struct Capture {
+    stream: u16,
+    pool: PoolId,
+    id: CaptureId,
+    open: bool,
+    graph: Option<GraphHandle>,
+}
+
+/// The backend that is an allocator of ours.
+pub(super) struct Ours<D: ReplayDevice> {
+    pub(super) allocator: Allocator<Meter<D>>,
+    registry: Arc<CaptureRegistry>,
+    bit_exact: bool,
+    streams: Vec<Stream<Meter<D>>>,
+    private: Vec<Stream<Meter<D>>>,
+    captures: Vec<Capture>,
+    /// Which turn this is: each has private pools of its own.
+    turn: u64,
+}
+
+impl<D: ReplayDevice> Ours<D> {
+    pub(super) fn new(
+        allocator: Allocator<Meter<D>>,
+        registry: Arc<CaptureRegistry>,
+        trace: &Trace,
+        plan: &Plan,
+    ) -> Result<Self, AllocError> {
+        let device = allocator.device().device();
+        let register = |handle: StreamHandle| {
+            device.adopt_stream(handle)?;
+            Ok::<_, DriverError>(allocator.register_stream(handle))
+        };
+        let streams = (0..trace.streams.max(1)).map(|n| register(plan.handle(n))).collect::<Result<Vec<_>, _>>()?;
+        let private = (0..plan.private).map(|n| register(Plan::private_handle(n))).collect::<Result<Vec<_>, _>>()?;
+        let bit_exact = allocator.config().policy().is_bit_exact();
+        Ok(Self { allocator, registry, bit_exact, streams, private, captures: Vec::new(), turn: 0 })
+    }
+
+    fn device(&self) -> &D {
+        self.allocator.device().device()
+    }
+
+    /// The pool of a graph in this turn.
+    pub(super) fn pool(&self, pool: u64) -> PoolId {
+        PoolId(pool.wrapping_add(self.turn << 40), 0)
+    }
+
+    /// The pool that requests on `stream` go to.
+    pub(super) fn pool_for(&self, stream: u16) -> PoolId {
+        self.captures.iter().rev().find(|c| c.open && c.stream == stream).map_or(PoolId::DEFAULT, |c| c.pool)
+    }
+
+    fn close(&mut self, graph: usize) -> Result<(), AllocError> {
+        let Some(capture) = self.captures.get_mut(graph) else { return Ok(()) };
+        if !std::mem::take(&mut capture.open) {
+            return Ok(());
+        }
+        let (stream, pool, id) = (capture.stream, capture.pool, capture.id);
+        let ended = self.device().end_capture(self.streams[usize::from(stream)].handle());
+        if self.bit_exact {
+            self.allocator.mark_capture_end();
+            self.allocator.end_allocate_to_pool(pool)?;
+            self.allocator.set_current_stream(&self.streams[0])?;
+        } else {
+            self.registry.leave(id);
+        }
+        self.captures[graph].graph = Some(ended?);
+        Ok(())
+    }
+
+    /// Ends a turn: open captures are closed, graphs are dropped, and blocks still alive are freed.
+    pub(super) fn finish(&mut self, plan: &Plan, live: &mut [Option<Allocation<Meter<D>>>]) -> Result<(), AllocError> {
+        if plan.ticking {
+            (0..=plan.lag).for_each(|_| self.device().advance());
+        }
+        for graph in 0..self.captures.len() {
+            self.close(graph)?;
+        }
+        live.iter_mut().for_each(|block| drop(block.take()));
+        for capture in std::mem::take(&mut self.captures) {
+            self.allocator.release_pool(capture.pool)?;
+            if let Some(graph) = capture.graph {
+                self.device().graph_destroy(graph)?;
+            }
+        }
+        self.turn += 1;
+        Ok(())
+    }
+}
+
+impl<D: ReplayDevice> Backend for Ours<D> {
+    type Block = Allocation<Meter<D>>;
+
+    fn alloc(&mut self, bytes: u64, stream: u16) -> Result<Self::Block, AllocError> {
+        self.allocator.alloc(bytes, &self.streams[usize::from(stream)])
+    }
+
+    fn free(&mut self, block: Self::Block) {
+        drop(block);
+    }
+
+    fn free_used(&mut self, block: Self::Block, private: u32) {
+        // The stream is of the same allocator and the block is live: nothing can be refused.
+        let _ = block.record_stream(&self.private[private as usize]);
+        drop(block);
+    }
+
+    fn empty_cache(&mut self) -> Result<(), AllocError> {
+        self.allocator.empty_cache().map(drop)
+    }
+
+    fn begin(&mut self, graph: u32, of: Graph) -> Result<(), AllocError> {
+        debug_assert_eq!(graph as usize, self.captures.len());
+        let stream = &self.streams[usize::from(of.stream)];
+        let pool = self.pool(of.pool);
+        self.device().begin_capture(stream.handle(), CaptureMode::Global)?;
+        let id = match self.device().capture_status(stream.handle())? {
+            CaptureStatus::Active(id) | CaptureStatus::Invalidated(id) => id,
+            CaptureStatus::None => CaptureId(0),
+        };
+        if self.bit_exact {
+            self.allocator.set_current_stream(stream)?;
+            self.allocator.begin_allocate_to_pool(pool, Filter::Capture(id))?;
+            self.allocator.mark_capture_begin();
+        } else {
+            self.allocator.create_pool(pool)?;
+            self.registry.enter(id, pool);
+        }
+        self.captures.push(Capture { stream: of.stream, pool, id, open: true, graph: None });
+        Ok(())
+    }
+
+    fn end(&mut self, graph: u32) -> Result<(), AllocError> {
+        self.close(graph as usize)
+    }
+
+    fn captures(&self, stream: u16) -> bool {
+        self.captures.iter().any(|c| c.open && c.stream == stream)
+    }
+}
