@@ -133,8 +133,8 @@ impl<D: Device> Allocator<D> {
             return Ok(());
         }
         stream.core.retire(&self.inner.shared.driver)?;
-        let mut streams = self.inner.streams.lock();
-        streams.live.retain(|_, s| s.core.id != stream.core.id);
+        self.inner.streams.lock().retain(|_, s| s.core.id != stream.core.id);
+        self.inner.forget_retired();
         Ok(())
     }
 
@@ -363,10 +363,17 @@ impl<D: Device> Allocator<D> {
         }
         let no_split = inner.pools.lock().no_split.contains(&id);
         let pool = inner.make_pool(id, provider, no_split);
-        let mut table = inner.pools.lock();
-        // Two threads may make one pool at once: the first stays, and the second one's arena is empty.
-        let entry = table.pools.entry(id).or_insert(PoolEntry { pool, use_count: 0, captured: false });
-        entry.use_count += 1;
+        let kept = {
+            let mut table = inner.pools.lock();
+            let new = PoolEntry { pool: Arc::clone(&pool), use_count: 0, captured: false };
+            let entry = table.pools.entry(id).or_insert(new);
+            entry.use_count += 1;
+            Arc::clone(&entry.pool)
+        };
+        // Two threads may make one pool at once: the first stays.
+        if !Arc::ptr_eq(&kept, &pool) {
+            inner.discard_pool(&pool);
+        }
         Ok(())
     }
 
@@ -595,11 +602,12 @@ impl<D: Device> Inner<D> {
 /// What is free goes back at once; what is live keeps its arena.
 impl<D: Device> Drop for Inner<D> {
     fn drop(&mut self) {
-        self.streams.get_mut().live.clear();
+        self.streams.get_mut().clear();
         if let Err(e) = self.release_without_waiting() {
             tracing::debug!(error = %e, "the cache was not emptied as the allocator was dropped");
         }
         let driver = &self.shared.driver;
-        self.streams.get_mut().all.iter().for_each(|s| s.drop_marks(driver));
+        let streams = std::mem::take(&mut *self.shared.context.streams.lock());
+        streams.iter().for_each(|s| s.drop_marks(driver));
     }
 }

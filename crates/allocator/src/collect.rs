@@ -86,7 +86,7 @@ impl<D: Device> Inner<D> {
                 PoolState { id: pool.id, use_count, captured, allocated_bytes, reserved_bytes }
             })
             .collect();
-        let streams = self.streams.lock().all.clone();
+        let streams = self.shared.context.streams.lock().clone();
         let streams = streams.iter().map(|s| StreamState { id: s.id, handle: s.handle, retired: s.is_retired() });
         let limit = self.shared.totals.lock().limit;
         State {

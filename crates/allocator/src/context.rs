@@ -1,6 +1,7 @@
 //! What the process is doing right now, as far as the policy cares: open scopes, captures marked begun, each thread's current stream.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ThreadId;
 
@@ -9,6 +10,7 @@ use gpupool_device::{Device, DriverResult, StreamHandle};
 use crate::policy::CaptureContext;
 use crate::routing::Scopes;
 use crate::shared::Shared;
+use crate::stream::StreamCore;
 use crate::sync::{Mutex, Rank};
 
 /// Scopes, marked captures, current streams.
@@ -18,6 +20,8 @@ pub(crate) struct Context {
     pub(crate) marked_captures: AtomicUsize,
     /// Each thread's current stream; only policies that ask for it look.
     pub(crate) current: Mutex<HashMap<ThreadId, StreamHandle>>,
+    /// Streams that may have work: all that are not retired, and retired ones until their last mark is done. By id.
+    pub(crate) streams: Mutex<Vec<Arc<StreamCore>>>,
 }
 
 impl Context {
@@ -26,6 +30,7 @@ impl Context {
             scopes: Scopes::new(),
             marked_captures: AtomicUsize::new(0),
             current: Mutex::new(Rank::Leaf, HashMap::new()),
+            streams: Mutex::new(Rank::Leaf, Vec::new()),
         }
     }
 }

@@ -43,7 +43,7 @@ impl<D: Device> Arena<D> {
                 state.record_use(id, core, false);
             }
             if quarantine {
-                let streams: Vec<_> = state.lanes.iter().map(|l| Arc::clone(&l.core)).collect();
+                let streams = self.shared.context.streams.lock().clone();
                 streams.iter().for_each(|core| state.record_use(id, core, false));
             }
             state.request_free(id, &self.counters);

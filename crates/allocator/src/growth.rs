@@ -9,7 +9,7 @@ use crate::error::AllocError;
 use crate::inner::{Inner, Request, Served};
 use crate::ladder::Outcome;
 use crate::totals::Refusal;
-use crate::units::to_bytes;
+use crate::units::{to_bytes, to_units};
 
 /// A wholly free segment, noted while its arena was locked.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +38,10 @@ impl<D: Device> Inner<D> {
 
     fn grow_by(&self, request: &Request<D>, bytes: u64, retry: bool) -> Result<Outcome<D>, AllocError> {
         let pool = request.pool_id();
+        if to_units(bytes).is_none() {
+            // Beyond 2 TiB a segment has no record, and no driver gives one.
+            return Ok(Outcome::Nothing);
+        }
         match self.shared.totals.begin_growth(bytes, retry) {
             Ok(()) => {}
             Err(Refusal::Limit) => return Ok(Outcome::Nothing),
@@ -66,7 +70,6 @@ impl<D: Device> Inner<D> {
             .add_segment(memory, request.lane)
             .and_then(|block| state.hand_out(block, request.size, request.requested, counters));
         drop(state);
-        // Beyond 2 TiB a segment has no record; no driver gives one.
         let Some(handed) = handed else { return Ok(Outcome::Nothing) };
         Ok(Outcome::Served(Served { arena: Arc::clone(&request.arena), handed, borrower: None }))
     }
@@ -214,27 +217,27 @@ impl<D: Device> Arena<D> {
 }
 
 impl crate::arena::ArenaState {
-    /// The wholly free segments of some lanes, in index order.
+    /// The wholly free segments of some lanes, lane by lane and in index order in each. O(segments).
     pub(crate) fn idle_in_order(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> Vec<Idle> {
         let mut out = Vec::new();
-        for (at, lane) in self.lanes.iter().enumerate().filter(|(_, l)| l.in_use && pick(l)) {
-            for id in lane.index.in_order(&self.blocks) {
-                let block = &self.blocks[id];
-                if block.is_split() {
-                    continue;
-                }
-                let Some(segment) = self.segments.get(block.segment) else { continue };
-                out.push(Idle {
-                    block: id,
-                    segment: block.segment,
-                    ordinal: segment.memory.ordinal,
-                    bytes: to_bytes(block.size),
-                    since: segment.idle_since,
-                    lane: at as u32,
-                });
+        for (at, segment) in self.segments.iter() {
+            let block = &self.blocks[segment.first];
+            let lane = &self.lanes[block.lane as usize];
+            if block.state != BlockState::Free || block.is_split() || !pick(lane) {
+                continue;
             }
+            let idle = Idle {
+                block: segment.first,
+                segment: at,
+                ordinal: segment.memory.ordinal,
+                bytes: to_bytes(block.size),
+                since: segment.idle_since,
+                lane: block.lane,
+            };
+            out.push((segment.tie, idle));
         }
-        out
+        out.sort_unstable_by_key(|(tie, i)| (i.lane, i.bytes, *tie));
+        out.into_iter().map(|(_, idle)| idle).collect()
     }
 
     /// Whether what was noted still holds: nobody has used the segment since.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
 
 use gpupool_device::{CaptureStatus, Device, StreamHandle};
@@ -76,19 +76,12 @@ pub(crate) struct Inner<D: Device> {
     single: Option<Arc<Arena<D>>>,
     pub(crate) pools: PoolTable<D>,
     pub(crate) registry: Arc<CaptureRegistry>,
-    pub(crate) streams: Mutex<Registrations<D>>,
+    pub(crate) streams: Mutex<HashMap<StreamKey, Stream<D>>>,
+    next_stream: AtomicU32,
     pub(crate) hooks: Hooks,
     pub(crate) reach: Mutex<ReachSets>,
     /// Cumulative figures of arenas that are gone.
     pub(crate) folded: Mutex<Stats>,
-}
-
-/// Registered streams.
-pub(crate) struct Registrations<D: Device> {
-    /// By id.
-    pub(crate) all: Vec<Arc<StreamCore>>,
-    /// Those not retired, by what names them.
-    pub(crate) live: HashMap<StreamKey, Stream<D>>,
 }
 
 /// What names a stream that is not retired. The per-thread default stream is one value and many streams.
@@ -124,7 +117,8 @@ impl<D: Device> Inner<D> {
             shared,
             pools: PoolTable::new(),
             registry,
-            streams: Mutex::new(Rank::Leaf, Registrations { all: Vec::new(), live: HashMap::new() }),
+            streams: Mutex::new(Rank::Leaf, HashMap::new()),
+            next_stream: AtomicU32::new(0),
             hooks: Hooks::new(),
             reach: Mutex::new(Rank::Leaf, ReachSets::default()),
             folded: Mutex::new(Rank::Leaf, Stats::default()),
@@ -138,16 +132,12 @@ impl<D: Device> Inner<D> {
     /// Registers a stream, or returns its registration.
     pub(crate) fn register(&self, handle: StreamHandle) -> Stream<D> {
         let key = StreamKey::of(handle, self.shared.rules.streams_by_handle);
-        if let Some(known) = self.streams.lock().live.get(&key) {
+        if let Some(known) = self.streams.lock().get(&key) {
             return known.clone();
         }
-        let core = {
-            let mut streams = self.streams.lock();
-            // 2^32 registrations take decades.
-            let core = Arc::new(StreamCore::new(StreamId(streams.all.len() as u32), key.handle, self.id));
-            streams.all.push(Arc::clone(&core));
-            core
-        };
+        // 2^32 registrations take decades.
+        let id = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
+        let core = Arc::new(StreamCore::new(id, key.handle, self.id));
         let arena = self.single.clone().unwrap_or_else(|| {
             let arena = Arc::new(Arena::new(Arc::clone(&self.shared), true));
             arena.state.lock().add_slot(PoolId::DEFAULT, None);
@@ -155,11 +145,19 @@ impl<D: Device> Inner<D> {
         });
         let lane = arena.state.lock().lanes_of(0, &core);
         let stream = Stream { core, arena, lane };
+        {
+            // Two threads may register one handle at once: the first one stays.
+            let mut streams = self.streams.lock();
+            if let Some(known) = streams.get(&key) {
+                return known.clone();
+            }
+            streams.insert(key, stream.clone());
+        }
+        self.shared.context.streams.lock().push(Arc::clone(&stream.core));
         if self.single.is_none() {
             self.arenas.lock().push(Arc::clone(&stream.arena));
         }
-        // Two threads may register one handle at once: the first one stays.
-        self.streams.lock().live.entry(key).or_insert(stream).clone()
+        stream
     }
 
     /// A new private pool's arena and slot.
@@ -304,8 +302,46 @@ impl<D: Device> Inner<D> {
 
     /// Serves a request of more than zero bytes.
     pub(crate) fn alloc(&self, requested: u64, stream: &Stream<D>) -> Result<Served<D>, AllocError> {
+        if let Some(served) = self.hit(requested, stream) {
+            return Ok(served);
+        }
         let request = self.request(requested, stream)?;
         self.serve(&request)
+    }
+
+    /// The shortest way: no scope and no capture is open, so the request is the stream's own arena's, and it holds a block.
+    fn hit(&self, requested: u64, stream: &Stream<D>) -> Option<Served<D>> {
+        let quiet = self.shared.context.scopes.is_empty() && self.registry.is_quiet();
+        let usual = requested < ABSURD && stream.core.allocator == self.id && !stream.core.is_retired();
+        if self.shared.rules.poll_each_allocation || !quiet || !usual {
+            return None;
+        }
+        let size = self.shared.config.rounding().round(requested);
+        let lane = stream.lane + u32::from(size > SMALL_LIMIT);
+        let (arena, ages) = (&stream.arena, self.shared.counts_ages());
+        let mut state = arena.state.lock();
+        let block = state.take(lane, size, ages, &arena.counters)?;
+        let handed = state.hand_out(block, size, requested, &arena.counters)?;
+        Some(Served { arena: Arc::clone(arena), handed, borrower: None })
+    }
+
+    /// Forgets the arenas of retired streams that hold nothing any more, and the streams whose last work is done.
+    pub(crate) fn forget_retired(&self) {
+        for arena in self.arenas() {
+            let state = arena.state.lock();
+            let retired = state.lanes.iter().all(|l| !l.in_use || l.core.is_retired());
+            if self.single.is_some() || !arena.holds_default || !retired || !state.segments.is_empty() {
+                continue;
+            }
+            drop(state);
+            self.arenas.lock().retain(|a| !Arc::ptr_eq(a, &arena));
+            self.folded.lock().fold(&arena.counters);
+        }
+        let streams = self.shared.context.streams.lock().clone();
+        let driver = &self.shared.driver;
+        streams.iter().filter(|s| s.is_retired()).for_each(|s| s.poll(driver));
+        let over = |s: &Arc<StreamCore>| s.is_retired() && s.is_done(s.open_mark());
+        self.shared.context.streams.lock().retain(|s| !over(s));
     }
 
     pub(crate) fn serve(&self, request: &Request<D>) -> Result<Served<D>, AllocError> {

@@ -276,6 +276,7 @@ impl<D: Device> Inner<D> {
             self.release_pool_segments(&pool, true, &mut out)?;
         }
         self.forget_empty_pools();
+        self.forget_retired();
         self.note_held(in_capture, &mut out);
         Ok(out)
     }
@@ -311,6 +312,7 @@ impl<D: Device> Inner<D> {
             self.release_pool_segments(&pool, false, &mut out)?;
         }
         self.forget_empty_pools();
+        self.forget_retired();
         self.note_held(in_capture, &mut out);
         Ok(out)
     }
@@ -341,7 +343,7 @@ impl<D: Device> Inner<D> {
     /// Forgets the pools that nobody uses and that have no segment.
     pub(crate) fn forget_empty_pools(&self) {
         for pool in self.pools.freeable() {
-            let mut state = pool.arena.state.lock();
+            let state = pool.arena.state.lock();
             if state.segments.iter().any(|(_, s)| s.slot == pool.slot) {
                 continue;
             }
@@ -351,13 +353,18 @@ impl<D: Device> Inner<D> {
                 table.pools.remove(&pool.id);
                 table.use_on_oom.remove(&pool.id);
                 drop(table);
-                state.remove_slot(pool.slot);
                 drop(state);
-                if !pool.arena.holds_default {
-                    self.arenas.lock().retain(|a| !Arc::ptr_eq(a, &pool.arena));
-                    self.folded.lock().fold(&pool.arena.counters);
-                }
+                self.discard_pool(&pool);
             }
+        }
+    }
+
+    /// Takes a pool that has no segment, and that the table does not know, out of its arena.
+    pub(crate) fn discard_pool(&self, pool: &Pool<D>) {
+        pool.arena.state.lock().remove_slot(pool.slot);
+        if !pool.arena.holds_default {
+            self.arenas.lock().retain(|a| !Arc::ptr_eq(a, &pool.arena));
+            self.folded.lock().fold(&pool.arena.counters);
         }
     }
 }

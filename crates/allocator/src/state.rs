@@ -24,7 +24,7 @@ pub struct State {
     pub segments: Vec<SegmentState>,
     /// All private pools, by id.
     pub pools: Vec<PoolState>,
-    /// All streams ever registered, by id.
+    /// All streams that may have work, by id: those not retired, and retired ones whose last work is not known to be done.
     pub streams: Vec<StreamState>,
     /// The counters.
     pub stats: Stats,

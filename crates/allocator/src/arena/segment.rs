@@ -98,6 +98,10 @@ impl Segments {
         self.slots.iter().enumerate().filter_map(|(i, s)| Some((i as u32, s.as_ref()?)))
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.len() == self.vacant.len()
+    }
+
     pub(crate) fn into_all(self) -> Vec<Segment> {
         self.slots.into_iter().flatten().collect()
     }
