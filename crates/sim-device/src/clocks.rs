@@ -89,6 +89,7 @@ impl VectorClock {
 #[derive(Debug)]
 pub(crate) struct HostKnowledge {
     shared: bool,
+    /// What all threads were told.
     all: VectorClock,
     threads: HashMap<ThreadId, VectorClock>,
 }
@@ -103,7 +104,7 @@ impl HostKnowledge {
         if self.shared {
             return self.all.clone();
         }
-        self.threads.get(&std::thread::current().id()).cloned().unwrap_or_default()
+        self.threads.get(&std::thread::current().id()).unwrap_or(&self.all).clone()
     }
 
     /// The calling thread learns `clock`.
@@ -111,7 +112,8 @@ impl HostKnowledge {
         if self.shared {
             self.all.join(clock);
         } else {
-            self.threads.entry(std::thread::current().id()).or_default().join(clock);
+            let told = &self.all;
+            self.threads.entry(std::thread::current().id()).or_insert_with(|| told.clone()).join(clock);
         }
     }
 

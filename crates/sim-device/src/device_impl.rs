@@ -165,6 +165,9 @@ impl Device for SimDevice {
         self.call(Call::EventRecord, |this, state| {
             let stream = state.stream(this.shared.ordinal, stream)?;
             let capture = state.recording(stream)?;
+            if capture.is_none() {
+                state.legacy_is_free(stream)?;
+            }
             let recorded = match state.events.get_mut(event) {
                 Some(e) if e.device == this.shared.ordinal => std::mem::replace(&mut e.recorded, Recorded::Not),
                 _ => return Err(code::INVALID_HANDLE),
@@ -173,6 +176,7 @@ impl Device for SimDevice {
                 Some(id) => Recorded::Captured(id, state.captured_nodes(id, stream)),
                 None => {
                     let spare = if let Recorded::Work(record) = recorded { Some(record) } else { None };
+                    state.order_with_legacy(stream);
                     Recorded::Work(state.record_tail(stream, spare))
                 }
             };

@@ -136,10 +136,10 @@ impl State {
             Site { device, stream, submission: op.submission, graph: None, clock: &clock, component, epoch, start };
         let end = start + self.config.costs.kernel + self.config.costs.kernel_bytes.at(touch.bytes);
         if let Some(operands) = self.touch(&site, "read", &[touch], None, end)
-            && self.config.contents
+            && let Some(bytes) = self.reads.get_mut(&op.submission)
+            && let Some(pieces) = operands.first().filter(|_| self.config.contents)
         {
-            let bytes = operands.first().map(|pieces| self.contents.read(pieces)).unwrap_or_default();
-            self.read.insert(op.submission, bytes);
+            *bytes = self.contents.read(pieces);
         }
         self.ended(id, end);
     }

@@ -96,7 +96,7 @@ impl SimDevice {
         self.with_faults(|f| f.fail_all(call, code));
     }
 
-    /// After `n` more calls of any kind, the captures then active are invalidated, as an unsafe call of another thread would.
+    /// After `n` more calls to this device, of any kind, the captures then active in the world are invalidated, as an unsafe call of another thread would.
     /// If none is active then, the next call that finds one does it.
     pub fn invalidate_capture_after(&self, n: u64) {
         self.with_faults(|f| f.invalidate_after(n));
@@ -210,8 +210,12 @@ impl SimDevice {
     pub(crate) fn drain(&self, state: &mut Held<'_>, call: Call) -> Result<(), Code> {
         let ordinal = self.shared.ordinal;
         let concerned = |s: &Stream| s.device == ordinal || s.queue.iter().any(|op| op.work.runs_on(ordinal));
-        let mine: Vec<(StreamId, u64)> =
-            state.streams.iter().filter(|(_, s)| concerned(s)).map(|(id, s)| (id, s.submitted)).collect();
+        let all = state.streams.iter().filter(|(_, s)| concerned(s)).map(|(id, s)| (id, s.submitted));
+        // Without the detector there is nothing to learn from a stream that is idle.
+        let mine: Vec<(StreamId, u64)> = match state.detector.on() {
+            true => all.collect(),
+            false => all.filter(|(id, _)| state.streams.is_busy(*id)).collect(),
+        };
         self.wait(state, call, Awaited::Device(ordinal), &Goal::Positions(mine.clone()))?;
         for (id, _) in mine {
             let clock = state.stream_clock(id);

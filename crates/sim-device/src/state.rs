@@ -58,8 +58,8 @@ pub(crate) struct State {
     pub(crate) graphs: Graphs,
     /// Each gate: what the host knew when it was opened, and when.
     pub(crate) gates: HashMap<u64, Option<(VectorClock, u64)>>,
-    /// Bytes that reads have copied to the host, by submission.
-    pub(crate) read: HashMap<u64, Vec<u8>>,
+    /// Reads that somebody waits for, by submission, and what they copied to the host.
+    pub(crate) reads: HashMap<u64, Vec<u8>>,
 }
 
 impl State {
@@ -86,7 +86,7 @@ impl State {
             captures: Captures::new(captures),
             graphs: Graphs::default(),
             gates: HashMap::new(),
-            read: HashMap::new(),
+            reads: HashMap::new(),
             config,
         };
         for device in 0..devices {

@@ -92,6 +92,10 @@ impl Streams {
         self.busy.iter().copied()
     }
 
+    pub(crate) fn is_busy(&self, id: StreamId) -> bool {
+        self.busy.contains(&id)
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (StreamId, &Stream)> + '_ {
         self.all.iter().enumerate().filter_map(|(i, s)| Some((StreamId(i as u32), s.as_deref()?)))
     }

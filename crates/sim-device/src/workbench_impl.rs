@@ -87,8 +87,9 @@ impl Workbench for SimDevice {
             this.unsafe_call(state)?;
             state.legacy_is_free(id)?;
             let submission = state.submit(id, Work::Read(src.0, bytes));
+            state.reads.insert(submission, Vec::new());
             let waited = this.wait_for_stream(state, Call::MemcpyToHost, id, stream);
-            let data = state.read.remove(&submission);
+            let data = state.reads.remove(&submission);
             waited?;
             Ok((data, state.config.costs.launch))
         })?;
