@@ -1,11 +1,12 @@
 //! Captures: what a stream records instead of running, which streams belong to it, and what breaks it.
 //!
-//! The rules are those measured on an H200. Where nobody asked a real driver, the call is refused with `UNMEASURED` and the capture
-//! survives: destroying a stream that captures, launching or uploading a graph on one, work on the legacy stream while a blocking
-//! stream of the device captures, the legacy stream joining a capture. From the driver's documentation alone, not measured: what
-//! ending on another stream or thread, two captures merging, a legacy stream's begin and an event of a capture that is over
-//! return, and that the captures concerned survive it; that a capture which is invalidated already still refuses unsafe calls;
-//! and that waiting for an event that was never recorded counts as work from outside.
+//! The rules are those measured on an H200. Where nobody asked a real driver, the call is refused with `UNMEASURED` and
+//! the capture survives: destroying a stream that captures, launching or uploading a graph on one, work on the legacy
+//! stream while a blocking stream of the device captures, the legacy stream joining a capture. From the driver's
+//! documentation alone, not measured: what ending on another stream or thread, two captures merging, a legacy stream's
+//! begin and an event of a capture that is over return, and that the captures concerned survive it; that a capture
+//! which is invalidated already still refuses unsafe calls; and that waiting for an event that was never recorded
+//! counts as work from outside.
 //!
 //! # Invariants
 //!

@@ -65,8 +65,8 @@ pub struct SimConfig {
     pub contents: bool,
     /// Whether accesses are checked for owners and ordering.
     pub race_detector: bool,
-    /// Whether what one host thread learned (that an event is complete) counts as known to all. On by default: threads of one
-    /// process tell each other through locks that the device cannot see. Off, only
+    /// Whether what one host thread learned (that an event is complete) counts as known to all. On by default: threads
+    /// of one process tell each other through locks that the device cannot see. Off, only
     /// [`share_host_knowledge`](crate::SimDevice::share_host_knowledge) passes it on.
     pub shared_host_order: bool,
 }

@@ -1,8 +1,8 @@
 //! What driver calls and kernels cost in virtual time.
 //!
-//! The rows of [`CostModel::h200`] were measured on one H200 (driver 580, CUDA 13). Between two rows a cost is linear in bytes,
-//! below the first row it is the first row's, beyond the last it goes on with the slope of the last two. Calls whose price
-//! nobody measured are marked *assumed*; no comparison of allocation policies depends on one.
+//! The rows of [`CostModel::h200`] were measured on one H200 (driver 580, CUDA 13). Between two rows a cost is linear
+//! in bytes, below the first row it is the first row's, beyond the last it goes on with the slope of the last two.
+//! Calls whose price nobody measured are marked *assumed*; no comparison of allocation policies depends on one.
 
 /// Nanoseconds against bytes, linear between rows.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -27,8 +27,8 @@ impl SimDevice {
     }
 }
 
-/// What an event that the host asks about was recorded after; `None` if it never was. Asking about a captured event breaks its
-/// capture in every mode.
+/// What an event that the host asks about was recorded after; `None` if it never was. Asking about a captured event
+/// breaks its capture in every mode.
 fn record_of(state: &mut State, event: EventHandle) -> Result<Option<Arc<Record>>, Code> {
     match &state.events.get(event).ok_or(code::INVALID_HANDLE)?.recorded {
         Recorded::Not => Ok(None),

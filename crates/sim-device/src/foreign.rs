@@ -30,8 +30,8 @@ impl SimDevice {
     ///
     /// # Errors
     ///
-    /// What the driver was measured to return: `CAPTURE_UNSUPPORTED` for an unsafe call, `INVALID_VALUE` for a stream-ordered free
-    /// of an outside block on a capturing stream.
+    /// What the driver was measured to return: `CAPTURE_UNSUPPORTED` for an unsafe call, `INVALID_VALUE` for a
+    /// stream-ordered free of an outside block on a capturing stream.
     pub fn foreign_call(&self, call: ForeignCall, stream: StreamHandle) -> DriverResult<()> {
         self.call(Call::Other, |this, state| {
             let stream = state.stream(this.shared.ordinal, stream)?;

@@ -6,8 +6,8 @@
 //!
 //! # Invariants
 //!
-//! * **G1** Launches of one executable run one after the other, in the order of their submission, and each is ordered after the
-//!   one before.
+//! * **G1** Launches of one executable run one after the other, in the order of their submission, and each is ordered
+//!   after the one before.
 //! * **G2** An executable that was destroyed stays until the last run submitted before has completed.
 
 use std::collections::{BTreeSet, VecDeque};

@@ -96,8 +96,8 @@ impl SimDevice {
         self.with_faults(|f| f.fail_all(call, code));
     }
 
-    /// After `n` more calls to this device, of any kind, the captures then active in the world are invalidated, as an unsafe call of another thread would.
-    /// If none is active then, the next call that finds one does it.
+    /// After `n` more calls to this device, of any kind, the captures then active in the world are invalidated, as an
+    /// unsafe call of another thread would. If none is active then, the next call that finds one does it.
     pub fn invalidate_capture_after(&self, n: u64) {
         self.with_faults(|f| f.invalidate_after(n));
     }
@@ -155,7 +155,8 @@ impl SimDevice {
         self.world.state.lock().last_wait.clone()
     }
 
-    /// Registers a number as a non-blocking stream, for replays that number streams themselves. One that exists stays as it is.
+    /// Registers a number as a non-blocking stream, for replays that number streams themselves. One that exists stays
+    /// as it is.
     pub fn adopt_stream(&self, handle: StreamHandle) {
         let mut state = self.world.state.lock();
         if state.stream(self.shared.ordinal, handle).is_err() {
@@ -230,8 +231,8 @@ impl SimDevice {
 
 /// Owners, findings and memory seen from outside.
 impl SimDevice {
-    /// From now on the bytes belong to `tag` and are for use on `stream`. If that stream is capturing, launches of the capture's
-    /// graph may touch them in any name that the capture knew.
+    /// From now on the bytes belong to `tag` and are for use on `stream`. If that stream is capturing, launches of the
+    /// capture's graph may touch them in any name that the capture knew.
     pub fn own(&self, start: Address, bytes: u64, tag: u64, stream: StreamHandle) {
         let mut state = self.world.state.lock();
         if !state.detector.on() {
@@ -286,8 +287,8 @@ impl SimDevice {
         Some(state.contents.read(&pieces))
     }
 
-    /// Changes bytes at once, whatever work is pending. Not a call, and no access to the race detector. Whether all of the range
-    /// was accessible; nothing is written otherwise.
+    /// Changes bytes at once, whatever work is pending. Not a call, and no access to the race detector. Whether all of
+    /// the range was accessible; nothing is written otherwise.
     pub fn write_bytes(&self, address: Address, bytes: &[u8]) -> bool {
         let mut state = self.world.state.lock();
         match self.pieces(&state, address, bytes.len() as u64) {

@@ -1,18 +1,21 @@
 //! The race detector: who touched which byte last, who owns it, and whether the next access is in order.
 //!
-//! For every byte the detector keeps the last write and the reads since, each with a component and an epoch of a vector clock
-//! (the way of FastTrack). An access is in order with an earlier one if its clock has reached that epoch. Accesses are kept by
-//! physical number, so aliases of the same memory are seen as the same bytes; owners are kept by address.
+//! For every byte the detector keeps the last write and the reads since, each with a component and an epoch of a vector
+//! clock (the way of FastTrack). An access is in order with an earlier one if its clock has reached that epoch.
+//! Accesses are kept by physical number, so aliases of the same memory are seen as the same bytes; owners are kept by
+//! address.
 //!
-//! Ownership is told by whoever hands memory out ([`own`](crate::SimDevice::own), [`disown`](crate::SimDevice::disown)). It is
-//! checked when work is *submitted*, because that is when the program decides; order is checked when work *runs*.
+//! Ownership is told by whoever hands memory out ([`own`](crate::SimDevice::own),
+//! [`disown`](crate::SimDevice::disown)). It is checked when work is *submitted*, because that is when the program
+//! decides; order is checked when work *runs*.
 //!
 //! # Invariants
 //!
-//! * **R1** A component is given to somebody else only once no access of it is kept, and goes on counting from where it stopped.
+//! * **R1** A component is given to somebody else only once no access of it is kept, and goes on counting from where it
+//!   stopped.
 //! * **R2** Two accesses between which the bytes were handed out collide even if both only read.
-//! * **R3** A read that is ordered before a later kept read may be forgotten: whatever is unordered with the first is unordered
-//!   with the second, or was reported before.
+//! * **R3** A read that is ordered before a later kept read may be forgotten: whatever is unordered with the first is
+//!   unordered with the second, or was reported before.
 //! * **R4** At most [`KEPT`] reports are kept, the first ones, one for each pair of submissions and kind.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -281,8 +284,8 @@ impl Detector {
         }
     }
 
-    /// Checks a submission in the name of an owner: the bytes must be that owner's. `graph` is set for a node of a launch, which
-    /// may touch what belongs to nobody, and what was handed out in its own capture.
+    /// Checks a submission in the name of an owner: the bytes must be that owner's. `graph` is set for a node of a
+    /// launch, which may touch what belongs to nobody, and what was handed out in its own capture.
     pub(crate) fn check_owner(&mut self, access: &Access, graph: Option<CaptureId>) {
         let Some(tag) = access.tag.filter(|_| self.on) else { return };
         let Some(owners) = self.owners.get(access.device as usize) else { return };

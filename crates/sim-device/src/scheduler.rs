@@ -1,14 +1,14 @@
 //! Which piece of work runs next, and waits of the host.
 //!
-//! Work runs one piece at a time, and only in `step` or in a call that waits. A piece is the head of a stream's queue or, where that
-//! is a graph's run, one of its nodes. Time is a
-//! separate matter: a piece starts at the latest of its stream's last end, its submission and the ends of what it waited for,
-//! whatever order pieces are run in, so overlapping work overlaps in virtual time.
+//! Work runs one piece at a time, and only in `step` or in a call that waits. A piece is the head of a stream's queue
+//! or, where that is a graph's run, one of its nodes. Time is a separate matter: a piece starts at the latest of its
+//! stream's last end, its submission and the ends of what it waited for, whatever order pieces are run in, so
+//! overlapping work overlaps in virtual time.
 //!
 //! # Invariants
 //!
-//! * **W1** A wait returns when its goal is reached, or fails with `WAIT_NEVER_ENDS` when nothing in the world can run and no tick
-//!   would let the goal go on; it then has changed nothing but the work that could run.
+//! * **W1** A wait returns when its goal is reached, or fails with `WAIT_NEVER_ENDS` when nothing in the world can run
+//!   and no tick would let the goal go on; it then has changed nothing but the work that could run.
 //! * **W2** Choices depend on submissions and the seed only.
 
 use std::fmt;

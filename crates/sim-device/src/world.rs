@@ -14,8 +14,8 @@ use crate::counters::Counters;
 use crate::scheduler::{Awaited, Goal, Unit};
 use crate::state::{Code, Held, State};
 
-/// Several simulated devices with one clock, one set of events and one set of capture ids, so that streams of one can wait for
-/// streams of another.
+/// Several simulated devices with one clock, one set of events and one set of capture ids, so that streams of one can
+/// wait for streams of another.
 #[derive(Clone, Debug)]
 pub struct SimWorld {
     devices: Vec<SimDevice>,

@@ -1,5 +1,5 @@
-//! Random programs. Well-ordered ones are never reported and compute under every scheduler what their order of submission says;
-//! for any others the detector agrees with an oracle that knows all orders.
+//! Random programs. Well-ordered ones are never reported and compute under every scheduler what their order of
+//! submission says; for any others the detector agrees with an oracle that knows all orders.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeSet;

@@ -1,14 +1,15 @@
 //! A device's memory: who takes how much of it, and what lies at which address.
 //!
-//! Physical memory is a space of its own, numbered from a counter that never goes back: every plain allocation and every handle
-//! gets a range of *physical numbers*, used once. Contents and access histories are kept by physical number, so an alias shows
-//! the same bytes and a handle that moves takes them along. A *mapping* leads from device addresses to physical numbers; a plain
-//! allocation is a mapping too, one that is accessible from the start and that the virtual-memory calls refuse.
+//! Physical memory is a space of its own, numbered from a counter that never goes back: every plain allocation and
+//! every handle gets a range of *physical numbers*, used once. Contents and access histories are kept by physical
+//! number, so an alias shows the same bytes and a handle that moves takes them along. A *mapping* leads from device
+//! addresses to physical numbers; a plain allocation is a mapping too, one that is accessible from the start and that
+//! the virtual-memory calls refuse.
 //!
 //! # Invariants
 //!
-//! * **M1** `used` is the sum over plain allocations and living handles, each rounded up to the granularity; a handle lives until
-//!   it is released and nothing maps it.
+//! * **M1** `used` is the sum over plain allocations and living handles, each rounded up to the granularity; a handle
+//!   lives until it is released and nothing maps it.
 //! * **M2** Mappings do not overlap; each lies in one reservation or is one plain allocation.
 //! * **M3** A call that fails changes nothing.
 
