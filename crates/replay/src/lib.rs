@@ -2,12 +2,17 @@
 //!
 //! * [`trace`] is what a real program asked of its allocator; [`replay`] runs it against ours and tells what it took.
 //! * [`conform`] is every decision of PyTorch's allocator on a scripted sequence; its runner compares ours with it.
+//! * [`generate`] draws operations from a seed or from any bytes; [`stress`] executes them, from one thread or many, with a [`shadow`]
+//!   model and the contents of every block against them.
 //!
-//! Both kinds of file come from anywhere: reading one ends, whatever it holds, with the whole of it or an error that names the line.
+//! Files come from anywhere: reading one ends, whatever it holds, with the whole of it or an error that names the line.
 #![forbid(unsafe_code)]
 
 pub mod conform;
+pub mod generate;
 pub mod replay;
+pub mod shadow;
+pub mod stress;
 mod text;
 pub mod trace;
 

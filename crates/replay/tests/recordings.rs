@@ -86,10 +86,12 @@ fn the_smallest_capacity_suffices_and_one_step_less_does_not() {
 }
 
 #[test]
-fn a_capacity_that_cannot_suffice_is_told() {
+fn the_smallest_capacity_is_looked_for_beyond_a_capacity_that_does_not_suffice() {
     let trace = recording("seed_batches");
     let options = Options { capacity: 2 << 20, ..options(Policy::Segments) };
-    assert_eq!(find_capacity(&trace, &options, 1 << 30, &mut |_| {}).unwrap().bytes, None);
+    assert!(!replay_simulated(&trace, &options, &mut |_| {}).unwrap().report.completed);
+    let found = find_capacity(&trace, &options, trace.peak_live(), &mut |_| {}).unwrap();
+    assert_eq!(found.bytes, Some(6 << 20));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Bisection in steps of 2 MiB between what is live at the most and a capacity that is known to suffice. More memory can,
 //! in principle, make a policy fail where less did not; the answer is a capacity that suffices with one step less that does not.
 
+use super::DEFAULT_CAPACITY;
 use super::run::{Options, ReplayError, completes};
 use crate::trace::Trace;
 
@@ -12,14 +13,14 @@ const STEP: u64 = 2 << 20;
 /// What a search for the smallest capacity found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capacity {
-    /// The smallest capacity at which the trace completes; `None` if it does not even at the capacity of the options.
+    /// The smallest capacity at which the trace completes; `None` if it does not at any that was tried.
     pub bytes: Option<u64>,
     /// Replays that were made.
     pub replays: u32,
 }
 
-/// Looks for the smallest capacity at which `trace` completes, given that it completes with `enough` bytes if it completes at all.
-/// `progress` is told replays so far.
+/// Looks for the smallest capacity at which `trace` completes, up to the largest of an H200's memory and the capacity of the options.
+/// `enough` is where it is expected to complete. `progress` is told replays so far.
 ///
 /// # Errors
 ///
@@ -38,7 +39,7 @@ pub fn find_capacity(
     };
     // Below what is live nothing fits.
     let mut too_little = trace.peak_live().div_ceil(STEP).saturating_sub(1);
-    let most = (options.capacity / STEP).max(too_little + 1);
+    let most = (options.capacity.max(DEFAULT_CAPACITY) / STEP).max(too_little + 1);
     let mut suffices = enough.div_ceil(STEP).clamp(too_little + 1, most);
     while !completes_at(suffices)? {
         too_little = suffices;

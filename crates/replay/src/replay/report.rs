@@ -51,9 +51,9 @@ pub struct Report {
     pub capacity: u64,
     /// Events by which completion lagged.
     pub completion_lag: u64,
-    /// The smallest capacity at which the trace completes, if it was looked for.
+    /// The smallest capacity at which the trace completes, if it was looked for; `null` in JSON if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub min_capacity: Option<u64>,
+    pub min_capacity: Option<Option<u64>>,
 }
 
 /// Where a replay ran out of memory.
