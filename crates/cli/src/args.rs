@@ -1,0 +1,174 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, Subcommand};
+use gpupool_allocator::Policy;
+use gpupool_replay::replay::DEFAULT_CAPACITY;
+
+use crate::units::parse_bytes;
+
+/// A caching allocator for GPU memory, on the bench.
+#[derive(Parser, Debug)]
+#[command(name = "gpupool", version, about, arg_required_else_help = true, subcommand_required = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Replay recorded workloads and tell what they take: memory, driver calls, time
+    Replay(Replay),
+    /// Compare every decision with PyTorch's recorded ones
+    Conform(Conform),
+    /// Allocate and free at random from many threads, with every byte checked
+    Stress(Stress),
+    /// Say where the memory of a snapshot is and what keeps it there; of two, what grew
+    Inspect(Inspect),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Replay {
+    /// Traces (*.trace.gz); without any, a bundled recording of a PyTorch training run
+    #[arg(value_name = "TRACE")]
+    pub(crate) traces: Vec<PathBuf>,
+    /// The device: sim, or cuda[:N]
+    #[arg(long, default_value = "sim")]
+    pub(crate) device: DeviceChoice,
+    /// The policy: segments, torch-2.15, torch-2.11, or all of them
+    #[arg(long, value_name = "NAME", default_value = "segments")]
+    pub(crate) policy: PolicyChoice,
+    /// The preset of the policy `pages` (not in this version)
+    #[arg(long, value_name = "PRESET")]
+    pub(crate) preset: Option<String>,
+    /// The simulated device's memory, in bytes or with a unit (40GiB)
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value_t = DEFAULT_CAPACITY)]
+    pub(crate) capacity: u64,
+    /// Turns over each trace
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) iterations: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// A freed block's work completes only N allocations and frees later
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) completion_lag: u64,
+    /// Look for the smallest capacity at which each trace completes
+    #[arg(long)]
+    pub(crate) find_capacity: bool,
+    /// Write the state at peak reserved to FILE, as JSON (one trace, one policy)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) snapshot: Option<PathBuf>,
+    /// Write a report (not in this version)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Conform {
+    /// Conformance files (*.jsonl.gz)
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Print one JSON object a file
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Stress {
+    /// The device: sim, or cuda[:N]
+    #[arg(long, default_value = "sim")]
+    pub(crate) device: DeviceChoice,
+    /// The policy: segments, torch-2.15, torch-2.11, or all of them
+    #[arg(long, value_name = "NAME", default_value = "segments")]
+    pub(crate) policy: PolicyChoice,
+    /// Threads
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) threads: u32,
+    /// How long, in seconds
+    #[arg(long, value_name = "S", default_value_t = 5.0, conflicts_with = "operations", allow_negative_numbers = true)]
+    pub(crate) seconds: f64,
+    /// How many operations instead, over all threads: the same seed then does the same
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) operations: Option<u64>,
+    /// What the operations are drawn from
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// The table of peers that are present (not in this version)
+    #[arg(long)]
+    pub(crate) compare: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Inspect {
+    /// A snapshot, as JSON
+    #[arg(value_name = "SNAPSHOT")]
+    pub(crate) snapshot: PathBuf,
+    /// A later one
+    #[arg(value_name = "SNAPSHOT2")]
+    pub(crate) later: Option<PathBuf>,
+    /// Write a report (not in this version)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// One policy, or all of them in turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PolicyChoice {
+    One(Policy),
+    All,
+}
+
+impl PolicyChoice {
+    pub(crate) fn policies(self) -> Vec<Policy> {
+        match self {
+            Self::One(policy) => vec![policy],
+            Self::All => Policy::ALL.to_vec(),
+        }
+    }
+}
+
+impl FromStr for PolicyChoice {
+    type Err = <Policy as FromStr>::Err;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        if name == "all" { Ok(Self::All) } else { name.parse().map(Self::One) }
+    }
+}
+
+/// What to run on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DeviceChoice {
+    Sim,
+}
+
+/// A device that does not exist here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum DeviceError {
+    #[error("this build has no CUDA device yet: sim is the one there is")]
+    NoCuda,
+    #[error("a device is sim or cuda[:N]")]
+    Unknown,
+}
+
+impl FromStr for DeviceChoice {
+    type Err = DeviceError;
+
+    fn from_str(name: &str) -> Result<Self, DeviceError> {
+        let ordinal = name.strip_prefix("cuda:").is_some_and(|n| n.parse::<u32>().is_ok());
+        match name {
+            "sim" => Ok(Self::Sim),
+            "cuda" => Err(DeviceError::NoCuda),
+            _ if ordinal => Err(DeviceError::NoCuda),
+            _ => Err(DeviceError::Unknown),
+        }
+    }
+}

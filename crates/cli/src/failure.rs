@@ -1,0 +1,70 @@
+//! Why a command came to no result.
+
+use std::io;
+use std::path::PathBuf;
+
+use gpupool_replay::conform::ConformError;
+use gpupool_replay::replay::ReplayError;
+use gpupool_replay::stress::StressError;
+use gpupool_replay::trace::TraceError;
+use gpupool_snapshot::ReadError;
+
+/// Input or arguments make no sense, or a file cannot be written. All but [`OutputClosed`](Self::OutputClosed) end in exit status 2.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// A trace cannot be used.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// A conformance file cannot be used.
+    #[error(transparent)]
+    Conform(#[from] ConformError),
+    /// A snapshot cannot be used.
+    #[error(transparent)]
+    Snapshot(#[from] ReadError),
+    /// A replay cannot be made.
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    /// Stress cannot be made.
+    #[error(transparent)]
+    Stress(#[from] StressError),
+    /// The arguments ask for something that this version or build cannot do.
+    #[error("{0}")]
+    Unavailable(&'static str),
+    /// The arguments contradict each other.
+    #[error("{0}")]
+    Usage(&'static str),
+    /// A trace argument is a snapshot.
+    #[error("{}: this is a snapshot, not a trace: replaying the history of a snapshot is not in this version", .0.display())]
+    SnapshotAsTrace(PathBuf),
+    /// A file cannot be read.
+    #[error("{}: cannot read the file: {error}", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        error: io::Error,
+    },
+    /// A file cannot be written.
+    #[error("{}: cannot write the file: {error}", .path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        error: io::Error,
+    },
+    /// Standard output cannot be written.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[source] io::Error),
+    /// Whoever read standard output has seen enough.
+    #[error("standard output is closed")]
+    OutputClosed,
+}
+
+impl Failure {
+    /// An error of standard output.
+    pub(crate) fn output(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe { Self::OutputClosed } else { Self::Output(error) }
+    }
+}

@@ -1,0 +1,41 @@
+//! Standard output: tables for people, JSON for programs.
+
+use std::io::{self, Write};
+
+use comfy_table::{CellAlignment, ContentLineStyle, LineStyle, Table, TableStyle};
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// Lines above, below and under the header; nothing between columns.
+const STYLE: TableStyle = TableStyle::new()
+    .top_border(LineStyle::none().fill('─').junction('─'))
+    .header_lines(ContentLineStyle::none().junction(' '))
+    .header_separator(LineStyle::none().fill('─').junction('─'))
+    .content_lines(ContentLineStyle::none().junction(' '))
+    .bottom_border(LineStyle::none().fill('─').junction('─'));
+
+/// A table whose first `texts` columns are text and the others figures, aligned to the right.
+pub(crate) fn table(header: &[&str], texts: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(STYLE).set_header(header.to_vec());
+    for column in table.column_iter_mut().skip(texts) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// Prints text and a line break.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.write_all(b"\n"))
+        .and_then(|()| out.flush())
+        .map_err(Failure::output)
+}
+
+/// Prints one JSON object and a line break.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(value).map_err(|error| Failure::output(error.into()))?;
+    print(&text)
+}

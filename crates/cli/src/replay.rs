@@ -1,0 +1,211 @@
+//! `gpupool replay`: recorded workloads, and what they take.
+
+use std::fs::File;
+use std::io::{BufWriter, Read};
+use std::path::Path;
+
+use comfy_table::Table;
+use gpupool_allocator::Policy;
+use gpupool_replay::BUNDLED_TRACE;
+use gpupool_replay::replay::{Options, Replayed, Report, find_capacity, replay_simulated};
+use gpupool_replay::trace::Trace;
+use gpupool_snapshot::Snapshot;
+use serde::Serialize;
+
+use crate::Verdict;
+use crate::args::{DeviceChoice, Replay};
+use crate::failure::Failure;
+use crate::output::{print, print_json, table};
+use crate::progress::Progress;
+use crate::units::{bytes, change, count, percent};
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Output {
+    traces: Vec<Entry>,
+}
+
+/// A report with where its trace came from: `null` for the bundled one.
+#[derive(Serialize)]
+struct Entry {
+    file: Option<String>,
+    #[serde(flatten)]
+    report: Report,
+}
+
+pub(crate) fn run(arguments: &Replay) -> Result<Verdict, Failure> {
+    check(arguments)?;
+    let traces = read(&arguments.traces)?;
+    let mut entries = Vec::new();
+    for (number, trace) in traces.iter().enumerate() {
+        let file = arguments.traces.get(number).map(|path| path.display().to_string());
+        for policy in arguments.policy.policies() {
+            let replayed = one(arguments, trace, policy)?;
+            if let (Some(path), Some(state)) = (&arguments.snapshot, &replayed.at_peak) {
+                write_snapshot(path, &Snapshot::of(state, &trace.header.conf))?;
+            }
+            entries.push(Entry { file: file.clone(), report: replayed.report });
+        }
+    }
+    let good = entries.iter().all(|entry| entry.report.completed);
+    if arguments.json {
+        print_json(&Output { traces: entries })?;
+    } else {
+        let reports: Vec<Report> = entries.into_iter().map(|entry| entry.report).collect();
+        print(&text(arguments, &reports))?;
+    }
+    Ok(if good { Verdict::Good } else { Verdict::Bad })
+}
+
+/// What this version does not do, and arguments that contradict each other.
+fn check(arguments: &Replay) -> Result<(), Failure> {
+    let DeviceChoice::Sim = arguments.device;
+    if arguments.preset.is_some() {
+        return Err(Failure::Unavailable("--preset belongs to the policy `pages`, which is not in this version"));
+    }
+    if arguments.html.is_some() {
+        return Err(Failure::Unavailable(
+            "--html is not in this version; --snapshot writes JSON that PyTorch's viewer opens",
+        ));
+    }
+    if arguments.snapshot.is_some() && (arguments.traces.len() > 1 || arguments.policy.policies().len() > 1) {
+        return Err(Failure::Usage("--snapshot takes one trace and one policy"));
+    }
+    Ok(())
+}
+
+/// Reads every trace before any is replayed.
+fn read(paths: &[std::path::PathBuf]) -> Result<Vec<Trace>, Failure> {
+    if paths.is_empty() {
+        return Ok(vec![Trace::parse("bundled gpt2_train", BUNDLED_TRACE)?]);
+    }
+    paths.iter().map(|path| read_one(path)).collect()
+}
+
+fn read_one(path: &Path) -> Result<Trace, Failure> {
+    let mut first = [0];
+    let snapshot = File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok_and(|()| {
+        // A pickle, or a JSON object.
+        matches!(first[0], 0x80 | b'{')
+    });
+    if snapshot { Err(Failure::SnapshotAsTrace(path.to_owned())) } else { Ok(Trace::read(path)?) }
+}
+
+fn one(arguments: &Replay, trace: &Trace, policy: Policy) -> Result<Replayed, Failure> {
+    let options = Options {
+        capacity: arguments.capacity,
+        iterations: arguments.iterations,
+        completion_lag: arguments.completion_lag,
+        wants_state: arguments.snapshot.is_some(),
+        ..Options::new(policy)
+    };
+    let what = format!("{} under {policy}", trace.name());
+    let mut replayed = {
+        let progress = Progress::new(what.clone(), u64::from(trace.counted));
+        replay_simulated(trace, &options, &mut |events| progress.at(events))?
+    };
+    if arguments.find_capacity {
+        let progress = Progress::spinner(format!("{what}: smallest capacity"));
+        let enough = if replayed.report.completed { replayed.report.peak_reserved } else { trace.peak_live() };
+        let mut say = |replays| progress.say(format!("{what}: smallest capacity, replay {replays}"));
+        replayed.report.min_capacity = Some(find_capacity(trace, &options, enough, &mut say)?.bytes);
+    }
+    Ok(replayed)
+}
+
+fn write_snapshot(path: &Path, snapshot: &Snapshot) -> Result<(), Failure> {
+    let write = File::create(path).and_then(|file| snapshot.write_json(BufWriter::new(file)));
+    write.map_err(|error| Failure::Write { path: path.to_owned(), error })
+}
+
+fn text(arguments: &Replay, reports: &[Report]) -> String {
+    let mut text = String::new();
+    if arguments.traces.is_empty() {
+        text.push_str("Bundled recording: a PyTorch training run of GPT-2, 16 steps on an H200.\n");
+    }
+    if let Some(report) = reports.first() {
+        text.push_str(&format!("Replayed on {} with {} of memory.\n\n", report.device, bytes(report.capacity)));
+    }
+    text.push_str(&overview(arguments, reports).trim_fmt());
+    text.push_str(
+        "\n\nreserved: the most held of the driver at one time. used: requested / reserved, each at its peak.\n\
+         PyTorch: what its own allocator reached while the trace was recorded. driver: calls and their time in the first turn.\n\
+         host: time an allocation or a free takes, median of warm turns, the loop itself taken off.",
+    );
+    if arguments.iterations > 1 {
+        text.push_str("\n\n");
+        text.push_str(&turns(reports).trim_fmt());
+    }
+    for report in reports {
+        if let Some(stopped) = &report.stopped {
+            text.push_str(&format!(
+                "\n\n{} under {} stopped in turn {} at line {}, out of memory:\n{}",
+                report.trace, report.policy, stopped.turn, stopped.line, stopped.error
+            ));
+        }
+    }
+    text
+}
+
+fn overview(arguments: &Replay, reports: &[Report]) -> Table {
+    let mut header = vec![
+        "trace",
+        "policy",
+        "reserved",
+        "PyTorch",
+        "change",
+        "used",
+        "PyTorch",
+        "driver calls",
+        "driver us",
+        "host ns/event",
+    ];
+    if arguments.find_capacity {
+        header.push("smallest capacity");
+    }
+    let mut rows = table(&header, 2);
+    for report in reports {
+        let recorded = &report.recorded;
+        let recorded_use = recorded.peak_requested as f64 / recorded.peak_reserved.max(1) as f64;
+        let mut row = vec![report.trace.clone(), report.policy.clone()];
+        if report.completed {
+            row.extend([
+                bytes(report.peak_reserved),
+                bytes(recorded.peak_reserved),
+                change(recorded.peak_reserved, report.peak_reserved),
+                percent(report.utilization),
+                percent(recorded_use),
+            ]);
+        } else {
+            let stopped = "stopped".to_owned();
+            row.extend([stopped, bytes(recorded.peak_reserved), String::new(), String::new(), percent(recorded_use)]);
+        }
+        row.extend([
+            count(report.driver_calls.values().sum()),
+            count(report.driver_us.round() as u64),
+            report.ns_per_event.map_or_else(|| "-".to_owned(), |ns| format!("{ns:.0}")),
+        ]);
+        if arguments.find_capacity {
+            row.push(report.min_capacity.flatten().map_or_else(|| "none".to_owned(), bytes));
+        }
+        rows.add_row(row);
+    }
+    rows
+}
+
+fn turns(reports: &[Report]) -> Table {
+    let mut rows = table(&["trace", "policy", "turn", "reserved", "driver calls", "driver us"], 2);
+    for report in reports {
+        for (number, turn) in (1..).zip(&report.iterations) {
+            rows.add_row([
+                report.trace.clone(),
+                report.policy.clone(),
+                count(number),
+                bytes(turn.peak_reserved),
+                count(turn.driver_calls.values().sum()),
+                count(turn.driver_us.round() as u64),
+            ]);
+        }
+    }
+    rows
+}

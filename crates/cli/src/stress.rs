@@ -1,0 +1,89 @@
+//! `gpupool stress`: operations at random, with every byte checked.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use gpupool_allocator::Policy;
+use gpupool_replay::generate::Shape;
+use gpupool_replay::stress::{Limit, StressOptions, StressReport, stress_simulated};
+use serde::Serialize;
+
+use crate::Verdict;
+use crate::args::{DeviceChoice, Stress};
+use crate::failure::Failure;
+use crate::output::{print, print_json, table};
+use crate::progress::Progress;
+use crate::units::{bytes, count};
+
+/// What `--json` prints where several policies were asked for.
+#[derive(Serialize)]
+struct Output<'a> {
+    policies: &'a [StressReport],
+}
+
+pub(crate) fn run(arguments: &Stress) -> Result<Verdict, Failure> {
+    let DeviceChoice::Sim = arguments.device;
+    if arguments.compare {
+        return Err(Failure::Unavailable("--compare is not in this version: it measures no peers yet"));
+    }
+    let limit = limit(arguments)?;
+    let reports: Vec<StressReport> = arguments
+        .policy
+        .policies()
+        .into_iter()
+        .map(|policy| one(arguments, limit, policy))
+        .collect::<Result<_, _>>()?;
+    match (arguments.json, &reports[..]) {
+        (true, [report]) => print_json(report)?,
+        (true, reports) => print_json(&Output { policies: reports })?,
+        (false, reports) => print(&text(reports))?,
+    }
+    let good = reports.iter().all(|report| report.errors == 0);
+    Ok(if good { Verdict::Good } else { Verdict::Bad })
+}
+
+fn limit(arguments: &Stress) -> Result<Limit, Failure> {
+    if let Some(operations) = arguments.operations.and_then(NonZeroU64::new) {
+        return Ok(Limit::Operations(operations));
+    }
+    match Duration::try_from_secs_f64(arguments.seconds) {
+        Ok(time) if !time.is_zero() && time < Duration::from_secs(1 << 31) => Ok(Limit::Time(time)),
+        _ => Err(Failure::Usage("--seconds takes a positive number of seconds")),
+    }
+}
+
+fn one(arguments: &Stress, limit: Limit, policy: Policy) -> Result<StressReport, Failure> {
+    let what = format!("stress under {policy}");
+    let progress = Progress::spinner(what.clone());
+    let options =
+        StressOptions { policy, threads: arguments.threads, limit, seed: arguments.seed, shape: Shape::default() };
+    let say = |operations| progress.say(format!("{what}: {} operations", count(operations)));
+    Ok(stress_simulated(&options, &say)?)
+}
+
+fn text(reports: &[StressReport]) -> String {
+    let header = ["policy", "threads", "calls", "ns/call", "checked", "out of memory", "leaked", "errors"];
+    let mut rows = table(&header, 1);
+    for report in reports {
+        rows.add_row([
+            report.policy.clone(),
+            count(u64::from(report.threads)),
+            count(report.operations),
+            format!("{:.0}", report.ns_per_operation),
+            bytes(report.checked_bytes),
+            count(report.out_of_memory),
+            bytes(report.leaked_bytes),
+            count(report.errors),
+        ]);
+    }
+    let mut text = format!(
+        "{}\n\ncalls: of the allocator; ns/call is their host time on average. checked: bytes whose contents were compared.",
+        rows.trim_fmt()
+    );
+    for report in reports {
+        for message in &report.messages {
+            text.push_str(&format!("\n{}, seed {}: {message}", report.policy, report.seed));
+        }
+    }
+    text
+}

@@ -1,0 +1,270 @@
+//! The program as a whole: what it prints, and its exit status.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic in a test is its report")]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::Value;
+
+fn gpupool(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_gpupool")).args(arguments).output().unwrap()
+}
+
+fn status(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.stderr.is_empty(), "{}", stderr(output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn data(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/data").join(name).display().to_string()
+}
+
+fn temporary(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+fn write_gzip(name: &str, text: &str) -> String {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(text.as_bytes()).unwrap();
+    let path = temporary(name);
+    std::fs::write(&path, encoder.finish().unwrap()).unwrap();
+    path.display().to_string()
+}
+
+const HEADER: &str = r#"{"format": "torch-trace-1", "name": "t", "conf": "", "peak_allocated": 1, "peak_requested": 1, "peak_active": 1, "peak_reserved": 1, "device_allocs": 1, "allocs": 2, "segments_end": 0}"#;
+
+/// The arguments are refused: status 2, nothing on standard output, and these words.
+#[track_caller]
+fn refused(arguments: &[&str], words: &str) {
+    let output = gpupool(arguments);
+    assert_eq!(status(&output), 2, "{arguments:?}: {}", stderr(&output));
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    assert!(stderr(&output).contains(words), "{arguments:?}: {}", stderr(&output));
+}
+
+#[test]
+fn replay_tells_what_the_contract_says() {
+    let output = gpupool(&[
+        "replay",
+        &data("traces/seed_batches.trace.gz"),
+        "--policy",
+        "torch-2.11",
+        "--iterations",
+        "2",
+        "--json",
+    ]);
+    assert_eq!(status(&output), 0);
+    let all = json(&output);
+    assert_eq!(all.as_object().unwrap().len(), 1);
+    let trace = &all["traces"][0];
+    for (key, value) in [("trace", "seed_batches"), ("policy", "torch-2.11"), ("device", "simulated H200")] {
+        assert_eq!(trace[key], value);
+    }
+    assert_eq!(trace["events"], 2564);
+    assert_eq!(trace["peak_requested"], 2_621_456);
+    assert_eq!(trace["peak_allocated"], 2_622_464);
+    assert_eq!(trace["peak_reserved"], 6_291_456);
+    assert!((trace["utilization"].as_f64().unwrap() - 2_621_456.0 / 6_291_456.0).abs() < 1e-9);
+    assert_eq!(trace["driver_calls"]["cuMemAlloc"], 5);
+    assert!(trace["driver_us"].as_f64().unwrap() > 0.0);
+    assert!(trace["ns_per_event"].as_f64().unwrap() > 0.0);
+    assert_eq!(trace["recorded"]["peak_reserved"], 6_291_456);
+    assert_eq!(trace["recorded"]["steps"], 1, "the whole header is quoted");
+    let iterations = trace["iterations"].as_array().unwrap();
+    assert_eq!(iterations.len(), 2);
+    for key in ["driver_calls", "driver_us", "peak_reserved", "remaps", "splits"] {
+        assert!(iterations.iter().all(|turn| turn.get(key).is_some()), "{key}");
+    }
+    let segments = trace["segments"].as_array().unwrap();
+    assert_eq!(segments.len(), 5);
+    assert_eq!(segments[0], serde_json::json!([0, 2_097_152, 0, 0, 1280]));
+    assert_eq!(segments[3], serde_json::json!([3, 2_097_152, 1, 1, null]));
+    let pool = &trace["pools"][0];
+    assert_eq!((&pool["pool"], &pool["graphs"], &pool["peak_reserved"]), (&1.into(), &128.into(), &4_194_304.into()));
+    assert!(pool["peak_allocated"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn replay_without_a_trace_runs_the_bundled_one() {
+    let output = gpupool(&["replay", "--json"]);
+    assert_eq!(status(&output), 0);
+    assert_eq!(json(&output)["traces"][0]["trace"], "gpt2_train");
+    let output = gpupool(&["replay"]);
+    assert_eq!(status(&output), 0);
+    let text = stdout(&output);
+    for words in ["gpt2_train", "segments", "15.87 GiB", "77.8 %"] {
+        assert!(text.contains(words), "{text}");
+    }
+    assert!(output.stderr.is_empty(), "no progress where nobody looks");
+}
+
+#[test]
+fn replay_tries_every_policy() {
+    let output = gpupool(&[
+        "replay",
+        &data("traces/overlap_streams.trace.gz"),
+        "--policy",
+        "all",
+        "--json",
+        "--completion-lag",
+        "3",
+    ]);
+    let all = json(&output);
+    let policies: Vec<&str> = all["traces"].as_array().unwrap().iter().map(|t| t["policy"].as_str().unwrap()).collect();
+    assert_eq!(policies, ["segments", "torch-2.15", "torch-2.11"]);
+}
+
+#[test]
+fn running_out_of_memory_is_told_and_is_status_1() {
+    let trace = data("traces/gpt2_train.trace.gz");
+    let output = gpupool(&["replay", &trace, "--capacity", "8GiB", "--json"]);
+    assert_eq!(status(&output), 1);
+    let all = json(&output);
+    let trace_result = &all["traces"][0];
+    assert_eq!(trace_result["completed"], false);
+    assert!(trace_result["stopped"]["line"].as_u64().unwrap() > 1);
+    assert!(trace_result["ns_per_event"].is_null());
+    let output = gpupool(&["replay", &trace, "--capacity", "8GiB"]);
+    assert_eq!(status(&output), 1);
+    assert!(stdout(&output).contains("out of memory"), "{}", stdout(&output));
+}
+
+#[test]
+fn the_smallest_capacity_is_found() {
+    let output = gpupool(&["replay", &data("traces/seed_batches.trace.gz"), "--find-capacity", "--json"]);
+    assert_eq!(json(&output)["traces"][0]["min_capacity"], 6_291_456);
+}
+
+#[test]
+fn a_snapshot_of_the_peak_can_be_inspected() {
+    let file = temporary("peak.json").display().to_string();
+    let output = gpupool(&["replay", &data("traces/graph_serving.trace.gz"), "--snapshot", &file, "--json"]);
+    let peak = json(&output)["traces"][0]["peak_reserved"].clone();
+    let output = gpupool(&["inspect", &file, "--json"]);
+    assert_eq!(status(&output), 0);
+    assert_eq!(json(&output)["summary"]["total"]["reserved"], peak);
+    let text = stdout(&gpupool(&["inspect", &file]));
+    assert!(text.contains("reserved in") && text.contains("default"), "{text}");
+    let other = temporary("other.json").display().to_string();
+    gpupool(&["replay", &data("traces/seed_batches.trace.gz"), "--snapshot", &other]);
+    let output = gpupool(&["inspect", &other, &file, "--json"]);
+    assert!(json(&output)["growth"]["total"]["reserved"].as_i64().unwrap() > 0);
+    assert!(stdout(&gpupool(&["inspect", &other, &file])).contains("Where, most grown first"));
+    refused(&["inspect", &file, "--html", "x"], "not in this version");
+}
+
+#[test]
+fn snapshots_that_are_none_are_refused_with_their_place() {
+    let path = temporary("bad.json");
+    std::fs::write(&path, r#"{"segments": [{"device": 0, "address": 1, "total_size": "x"}]}"#).unwrap();
+    let file = path.display().to_string();
+    refused(&["inspect", &file], "bad.json: segments[0].total_size: an unsigned integer is expected");
+    refused(&["inspect", "/no/such/file"], "/no/such/file: cannot read the file");
+    refused(&["replay", &file], "this is a snapshot, not a trace");
+}
+
+#[test]
+fn conform_tells_one_object_a_file() {
+    let files = [data("conform/torch215-pools-9003.jsonl.gz"), data("conform/torch211-mix-1.jsonl.gz")];
+    let output = gpupool(&["conform", &files[0], &files[1], "--json"]);
+    assert_eq!(status(&output), 0);
+    let results: Vec<Value> = stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(results.len(), 2);
+    for (result, (file, ops)) in results.iter().zip(files.iter().zip([323, 500])) {
+        assert_eq!(result, &serde_json::json!({"file": file, "ops": ops, "matched": ops, "first_mismatch": null}));
+    }
+    assert!(stdout(&gpupool(&["conform", &files[0]])).contains("1 of 1 files the same"));
+}
+
+#[test]
+fn a_decision_that_differs_is_status_1() {
+    let header = r#"{"format":"conform-1","source":"s","version":"2.15","kind":"plain","seed":1,"device_total":85899345920,"device_limit":85899345920,"conf":"","stats_shape":"current"}"#;
+    let alloc =
+        r#"{"op":"alloc","id":1,"size":1000,"stream":0,"driver":[["malloc",2097152,0,"0"]],"segment":0,"offset":512}"#;
+    let file = write_gzip("differs.jsonl.gz", &format!("{header}\n{{\"op\":\"empty_cache\"}}\n{alloc}\n"));
+    let output = gpupool(&["conform", &file, "--json"]);
+    assert_eq!(status(&output), 1);
+    let result = json(&output);
+    assert_eq!((&result["ops"], &result["matched"]), (&2.into(), &1.into()));
+    let mismatch = &result["first_mismatch"];
+    assert_eq!((&mismatch["op"], &mismatch["line"]), (&2.into(), &3.into()));
+    assert_eq!(mismatch["expected"], "segment 0, offset 512");
+    assert_eq!(mismatch["got"], "segment 0, offset 0");
+    let output = gpupool(&["conform", &file]);
+    assert_eq!(status(&output), 1);
+    assert!(stdout(&output).contains("operation 2 (alloc, line 3) differs"));
+}
+
+#[test]
+fn bad_input_is_status_2_with_file_and_line() {
+    let file = write_gzip("freed.trace.gz", &format!("{HEADER}\na 1 512 0\nf 7\n"));
+    refused(&["replay", &file, "--json"], "freed.trace.gz: line 3: allocation 7 was never allocated");
+    let file = write_gzip("short.trace.gz", &format!("{HEADER}\na 1 512 0"));
+    refused(&["replay", &file], "short.trace.gz: line 2: the file is truncated");
+    let file = write_gzip("unknown.trace.gz", &format!("{HEADER}\nx 1\n"));
+    refused(&["replay", &file], "line 2: unknown event");
+    let plain = temporary("plain.trace.gz");
+    std::fs::write(&plain, "text\n").unwrap();
+    refused(&["replay", &plain.display().to_string()], "this is not a gzip file");
+    let whole = std::fs::read(data("traces/seed_batches.trace.gz")).unwrap();
+    let cut = temporary("cut.trace.gz");
+    std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    let good = data("traces/seed_batches.trace.gz");
+    refused(&["replay", &good, &cut.display().to_string(), "--json"], "gzip data end too early");
+    let file = write_gzip("unknown.jsonl.gz", "{\"format\":\"conform-1\"}\n");
+    refused(&["conform", &file], "unknown.jsonl.gz: line 1");
+    refused(&["replay", "/no/such/file"], "/no/such/file: line 1: cannot read the file");
+}
+
+#[test]
+fn arguments_that_make_no_sense_are_status_2() {
+    refused(&["replay", "--device", "cuda"], "this build has no CUDA device yet");
+    refused(&["replay", "--device", "cuda:1"], "this build has no CUDA device yet");
+    refused(&["replay", "--device", "tpu"], "a device is sim or cuda[:N]");
+    refused(&["replay", "--policy", "pages"], "not in this version");
+    refused(&["replay", "--policy", "stream-ordered"], "not in this version");
+    refused(&["replay", "--policy", "best"], "best");
+    refused(&["replay", "--preset", "memory"], "--preset belongs to the policy `pages`");
+    refused(&["replay", "--html", "x.html"], "--html is not in this version");
+    refused(&["replay", "--policy", "all", "--snapshot", "x"], "--snapshot takes one trace and one policy");
+    refused(&["replay", "--capacity", "0"], "0 bytes");
+    refused(&["replay", "--capacity", "9999999999999999"], "absurd");
+    refused(&["replay", "--iterations", "0"], "iterations");
+    refused(&["stress", "--seconds", "-1"], "seconds");
+    refused(&["stress", "--seconds", "nan"], "seconds");
+    refused(&["stress", "--threads", "0"], "threads");
+    refused(&["stress", "--compare"], "not in this version");
+    for later in ["forecast", "doctor", "top"] {
+        refused(&[later], "unrecognized subcommand");
+    }
+    refused(&["conform"], "FILE");
+}
+
+#[test]
+fn stress_tells_what_the_contract_says() {
+    let output = gpupool(&["stress", "--operations", "3000", "--threads", "2", "--seed", "5", "--json"]);
+    assert_eq!(status(&output), 0);
+    let report = json(&output);
+    assert_eq!((&report["errors"], &report["leaked_bytes"]), (&0.into(), &0.into()));
+    assert!(report["operations"].as_u64().unwrap() > 1000);
+    assert!(report["checked_bytes"].as_u64().unwrap() > 0);
+    assert!(report["ns_per_operation"].as_f64().unwrap() > 0.0);
+    let output = gpupool(&["stress", "--seconds", "0.2", "--policy", "all"]);
+    assert_eq!(status(&output), 0);
+    assert!(stdout(&output).contains("torch-2.15"));
+}
