@@ -304,7 +304,7 @@ fn g12_checkpoint_and_restore() {
     b.f(3);
     assert_eq!(b.m(5, 700, 1), 0x600);
     assert_eq!(b.m(6, 12_000_000, 1), 0x20_0000);
-    let restored = b.allocator.restore_pool(&checkpoint).unwrap();
+    let restored = b.allocator.restore_pool(&checkpoint, &b.stream(1)).unwrap();
     b.allocator.validate().unwrap();
     let relative = |a: Address| a.0 - BASE;
     assert_eq!(restored.freed.iter().map(|a| relative(*a)).collect::<Vec<_>>(), [0, 0x400, 0x600, 0x20_0000]);

@@ -69,6 +69,14 @@ impl<D: Device> Allocation<D> {
         Self { owner: Some(Owner::Direct(shared)), address, size: bytes, requested: bytes }
     }
 
+    /// The arena, block and generation, for one in an arena.
+    pub(crate) fn parts(&self) -> Option<(&Arc<Arena<D>>, u32, u32)> {
+        match &self.owner {
+            Some(Owner::Block(b)) => Some((&b.arena, b.block, b.generation)),
+            _ => None,
+        }
+    }
+
     /// Where the block starts; [`Address::NULL`] for a request of zero bytes.
     #[must_use]
     pub fn address(&self) -> Address {
@@ -111,7 +119,7 @@ impl<D: Device> Allocation<D> {
         if !Arc::ptr_eq(&owner.arena.shared, &stream.arena.shared) {
             return Err(FreeError::ForeignStream { stream: stream.id() });
         }
-        let in_capture = owner.arena.shared.in_capture().unwrap_or(true);
+        let in_capture = owner.arena.shared.records_in_capture(stream.handle()).unwrap_or(true);
         let mut state = owner.arena.state.lock();
         if !state.is_live(owner.block, owner.generation) {
             return Err(FreeError::NotLive { address: self.address });

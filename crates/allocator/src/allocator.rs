@@ -7,22 +7,22 @@ use std::sync::atomic::Ordering;
 use gpupool_device::{Address, CaptureId, Device, StreamHandle};
 
 use crate::allocation::Allocation;
+use crate::captures::{CaptureRegistry, PoolHold, SessionKey};
 use crate::checkpoint::{PoolCheckpoint, Restored};
 use crate::config::{Allowed, Config, ConfigError, LimitSource, fraction_limit};
 use crate::driver::Driver;
 use crate::error::{AllocError, FreeError, PoolError};
-use crate::hooks::{HookId, OomObserver, Reclaimer, RejectionObserver};
-use crate::ids::PoolId;
-use crate::inner::Inner;
+use crate::hooks::{HookId, Janitor, OomObserver, Reclaimer, RejectionObserver};
+use crate::ids::{Part, PoolId};
+use crate::inner::{Inner, fresh_allocator_id};
 use crate::policy::Rules;
-use crate::pool::PoolEntry;
 use crate::provider::SegmentProvider;
 use crate::reclaim::Trimmed;
-use crate::routing::{CaptureRegistry, Filter, Scope};
+use crate::routing::{Filter, Scope};
 use crate::shared::Shared;
 use crate::state::State;
 use crate::stats::{PoolStats, Stats};
-use crate::stream::Stream;
+use crate::stream::{Stream, StreamCore};
 use crate::sync::{Mutex, Rank};
 use crate::totals::{Limit, Totals};
 
@@ -87,8 +87,11 @@ impl<D: Device> Allocator<D> {
         let limit = config.initial_limit(total).map(|(bytes, source)| Limit { bytes, source });
         let rejecting = config.reject_over_fraction().then(|| (config.memory_fraction() * total as f64) as u64);
         let totals = Totals::new(limit, rules.arena.max_split, rejecting);
-        let shared = Arc::new(Shared::new(Driver::new(device), rules, config, totals));
-        let inner = Arc::new(Inner::new(shared, registry));
+        let id = fresh_allocator_id();
+        let driver = Driver::new(device, Arc::clone(&registry));
+        let neutral = Arc::new(StreamCore::neutral(id));
+        let shared = Arc::new(Shared::new(driver, rules, config, totals, neutral, registry));
+        let inner = Arc::new(Inner::new(shared, id));
         inner.note_ages();
         Ok(Self { inner, raw: Arc::new(RawTable::new()) })
     }
@@ -108,7 +111,7 @@ impl<D: Device> Allocator<D> {
     /// The registry of captures that requests are routed by.
     #[must_use]
     pub fn capture_registry(&self) -> &Arc<CaptureRegistry> {
-        &self.inner.registry
+        &self.inner.shared.registry
     }
 
     // Streams.
@@ -338,7 +341,7 @@ impl<D: Device> Allocator<D> {
     ///
     /// [`PoolError::Released`] for a pool whose last user is gone (under policies that do not revive pools); [`PoolError::Default`].
     pub fn create_pool(&self, id: PoolId) -> Result<(), AllocError> {
-        self.take_pool(id, None)
+        self.inner.take_pool(id, None)
     }
 
     /// Makes a private pool whose segments come from `provider`.
@@ -347,34 +350,80 @@ impl<D: Device> Allocator<D> {
     ///
     /// [`PoolError::HasProvider`] if the pool exists.
     pub fn create_pool_with(&self, id: PoolId, provider: Arc<dyn SegmentProvider>) -> Result<(), AllocError> {
-        self.take_pool(id, Some(provider))
+        self.inner.take_pool(id, Some(provider))
     }
 
-    fn take_pool(&self, id: PoolId, provider: Option<Arc<dyn SegmentProvider>>) -> Result<(), AllocError> {
-        if id.is_default() {
-            return Err(PoolError::Default.into());
-        }
-        let inner = &self.inner;
-        if provider.is_some() && inner.pools.get(id).is_ok() {
-            return Err(PoolError::HasProvider { pool: id }.into());
-        }
-        if inner.pools.take(id, inner.shared.rules.revives_pools)?.is_some() {
-            return Ok(());
-        }
-        let no_split = inner.pools.lock().no_split.contains(&id);
-        let pool = inner.make_pool(id, provider, no_split);
-        let kept = {
-            let mut table = inner.pools.lock();
-            let new = PoolEntry { pool: Arc::clone(&pool), use_count: 0, captured: false };
-            let entry = table.pools.entry(id).or_insert(new);
-            entry.use_count += 1;
-            Arc::clone(&entry.pool)
-        };
-        // Two threads may make one pool at once: the first stays.
-        if !Arc::ptr_eq(&kept, &pool) {
-            inner.discard_pool(&pool);
-        }
-        Ok(())
+    /// Takes a pool, or makes it, and gives the use back when the result is dropped. Its memory stays put as long, even when the
+    /// allocator is gone.
+    ///
+    /// # Errors
+    ///
+    /// As [`create_pool`](Self::create_pool).
+    pub fn hold_pool(&self, id: PoolId) -> Result<PoolHold, AllocError> {
+        self.inner.take_pool(id, None)?;
+        let hold = self.inner.pools.get(id).map(|pool| self.inner.hold(&pool));
+        self.inner.pools.release(id)?;
+        hold?.ok_or_else(|| PoolError::Unknown { pool: id }.into())
+    }
+
+    /// Opens a session for a capture that is about to begin on `stream` and draws from `pool`: the pool is held, what it hands out is
+    /// noted, and from the driver's begin on the capture's requests go to it. Close it with
+    /// [`CaptureRegistry::close`] after the driver's end, whether or not the driver began.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::PoolInCapture`] if another session draws from the pool; those of [`create_pool`](Self::create_pool).
+    pub fn open_session(&self, stream: &Stream<D>, pool: PoolId) -> Result<SessionKey, AllocError> {
+        self.check_stream(stream)?;
+        let hold = self.hold_pool(pool)?;
+        let registry = &self.inner.shared.registry;
+        let session = registry.announce(self.device().ordinal(), stream.core.handle, pool);
+        self.keep_for_session(session, hold, pool)
+    }
+
+    /// As [`open_session`](Self::open_session), for a capture that someone else has begun.
+    ///
+    /// # Errors
+    ///
+    /// As `open_session`; [`AllocError::PoolInCapture`] also if the capture has a session.
+    pub fn adopt_session(&self, capture: CaptureId, pool: PoolId) -> Result<SessionKey, AllocError> {
+        let hold = self.hold_pool(pool)?;
+        let session = self.inner.shared.registry.adopt(capture, pool);
+        self.keep_for_session(session, hold, pool)
+    }
+
+    fn keep_for_session(
+        &self,
+        session: Option<SessionKey>,
+        hold: PoolHold,
+        pool: PoolId,
+    ) -> Result<SessionKey, AllocError> {
+        let session = session.ok_or(AllocError::PoolInCapture { pool })?;
+        hold.start_recording();
+        drop(self.inner.shared.registry.keep(session, hold));
+        self.inner.pools.mark_captured(pool);
+        Ok(session)
+    }
+
+    /// Adds one segment of at least `bytes` to a part of a pool, ahead of captures into it, so that they find it in one piece. Returns
+    /// its bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::CannotReserve`] if the driver or the limit does not allow it: nothing was reclaimed for it. [`PoolError::Unknown`].
+    pub fn reserve_pool(&self, id: PoolId, part: Part, bytes: u64) -> Result<u64, AllocError> {
+        self.inner.reserve(id, part, bytes)
+    }
+
+    /// Makes what eager work has freed in a pool available to captures, as far as the streams that used it are done. With `wait` it
+    /// **waits** for them.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Unknown`], and the driver's.
+    pub fn prepare_pool_for_capture(&self, id: PoolId, wait: bool) -> Result<(), AllocError> {
+        let pool = self.inner.pools.get(id)?;
+        self.inner.prepare_pool(&pool, wait)
     }
 
     /// One user of a pool less. After the last one the pool is freeable: live blocks stay valid, and its memory goes back when the
@@ -491,14 +540,15 @@ impl<D: Device> Allocator<D> {
         self.inner.checkpoint(id)
     }
 
-    /// Brings a pool's layout back: its live blocks are freed, and those of the checkpoint are live again. Nothing is changed on an
-    /// error.
+    /// Brings a pool's layout back: its live blocks are freed, and those of the checkpoint are live again, to be freed in the order of
+    /// `stream`. Nothing is changed on an error.
     ///
     /// # Errors
     ///
     /// [`PoolError::Unknown`], [`PoolError::Released`], [`PoolError::CheckpointMismatch`].
-    pub fn restore_pool(&self, checkpoint: &PoolCheckpoint) -> Result<Restored<D>, AllocError> {
-        self.inner.restore(checkpoint)
+    pub fn restore_pool(&self, checkpoint: &PoolCheckpoint, stream: &Stream<D>) -> Result<Restored<D>, AllocError> {
+        self.check_stream(stream)?;
+        self.inner.restore(checkpoint, stream)
     }
 
     // Captures, in PyTorch's terms.
@@ -531,6 +581,11 @@ impl<D: Device> Allocator<D> {
     /// anything. Higher priorities first.
     pub fn add_reclaimer(&self, priority: i32, reclaimer: Arc<Reclaimer>) -> HookId {
         self.inner.hooks.add_reclaimer(priority, reclaimer)
+    }
+
+    /// Adds a janitor: called with no lock held before memory is given back or waited for.
+    pub fn add_janitor(&self, janitor: Arc<Janitor>) -> HookId {
+        self.inner.hooks.add_janitor(janitor)
     }
 
     /// Takes an observer or reclaimer off again; whether it was there.

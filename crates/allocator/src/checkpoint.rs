@@ -72,7 +72,7 @@ impl<D: Device> Inner<D> {
 
     /// Brings a layout back: frees every live block of the pool, then carves each noted segment as it was. Segments made since stay,
     /// free. Nothing is changed if the checkpoint does not fit.
-    pub(crate) fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored<D>, AllocError> {
+    pub(crate) fn restore(&self, checkpoint: &PoolCheckpoint, stream: &Stream<D>) -> Result<Restored<D>, AllocError> {
         let id = checkpoint.pool;
         let pool = self.pools.get(id)?;
         if self.pools.use_count(id)? <= 0 {
@@ -120,7 +120,8 @@ impl<D: Device> Inner<D> {
         let allocated = handed
             .into_iter()
             .map(|handed| {
-                let served = Served { arena: Arc::clone(&pool.arena), handed, borrower: None };
+                let borrower = Some(Arc::clone(&stream.core));
+                let served = Served { arena: Arc::clone(&pool.arena), handed, borrower };
                 Allocation::new(served, handed.bytes)
             })
             .collect();
@@ -130,7 +131,7 @@ impl<D: Device> Inner<D> {
     /// Hands out exactly the range at `address`, which lies in a free block that the stream's requests would be served from.
     /// `None` if it is not free.
     pub(crate) fn alloc_at(
-        &self,
+        self: &Arc<Self>,
         requested: u64,
         address: Address,
         stream: &Stream<D>,
@@ -153,7 +154,7 @@ impl<D: Device> Inner<D> {
                     continue;
                 }
                 let handed = state.hand_out_inside(id, skip, &request, counters);
-                return Ok(handed.map(|handed| Served { arena: Arc::clone(&request.arena), handed, borrower: None }));
+                return Ok(handed.map(|handed| request.served(state, handed)));
             }
         }
         Ok(None)

@@ -36,6 +36,14 @@ impl Context {
 }
 
 impl<D: Device> Shared<D> {
+    /// Whether a use recorded for `stream` now is over when the capture under way is.
+    pub(crate) fn records_in_capture(&self, stream: StreamHandle) -> DriverResult<bool> {
+        if self.rules.capture_context == CaptureContext::ByCall && !self.registry.is_quiet() {
+            return Ok(self.driver.capture_status(stream)?.is_capturing());
+        }
+        self.in_capture()
+    }
+
     /// Whether the policy considers the calling thread inside a capture.
     pub(crate) fn in_capture(&self) -> DriverResult<bool> {
         match self.rules.capture_context {

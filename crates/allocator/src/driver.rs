@@ -6,21 +6,34 @@
 use std::sync::Arc;
 
 use gpupool_device::{
-    Address, CaptureStatus, Device, DriverResult, EventHandle, MemoryHandle, MemoryInfo, StreamHandle,
+    Address, CaptureStatus, Device, DriverResult, EventHandle, MemoryHandle, MemoryInfo, StreamHandle, code,
     with_relaxed_capture,
 };
 
+use crate::captures::CaptureRegistry;
 use crate::sync::{Mutex, Rank, assert_unlocked};
 
 /// A device with its event cache.
 pub(crate) struct Driver<D: Device> {
     device: Arc<D>,
+    /// Told of every call that a capture did not permit.
+    registry: Arc<CaptureRegistry>,
     events: Mutex<Vec<EventHandle>>,
 }
 
 impl<D: Device> Driver<D> {
-    pub(crate) fn new(device: Arc<D>) -> Self {
-        Self { device, events: Mutex::new(Rank::Leaf, Vec::new()) }
+    pub(crate) fn new(device: Arc<D>, registry: Arc<CaptureRegistry>) -> Self {
+        Self { device, registry, events: Mutex::new(Rank::Leaf, Vec::new()) }
+    }
+
+    /// Makes a call in relaxed mode, and notes it if a capture did not permit it all the same.
+    fn relaxed<T>(&self, call: impl FnOnce(&D) -> DriverResult<T>) -> DriverResult<T> {
+        assert_unlocked();
+        with_relaxed_capture(&*self.device, call).inspect_err(|e| {
+            if e.code == code::CAPTURE_UNSUPPORTED {
+                self.registry.note(*e);
+            }
+        })
     }
 
     pub(crate) fn device(&self) -> &Arc<D> {
@@ -28,13 +41,11 @@ impl<D: Device> Driver<D> {
     }
 
     pub(crate) fn mem_alloc(&self, bytes: u64) -> DriverResult<Address> {
-        assert_unlocked();
-        with_relaxed_capture(&*self.device, |d| d.mem_alloc(bytes))
+        self.relaxed(|d| d.mem_alloc(bytes))
     }
 
     pub(crate) fn mem_free(&self, address: Address) -> DriverResult<()> {
-        assert_unlocked();
-        with_relaxed_capture(&*self.device, |d| d.mem_free(address))
+        self.relaxed(|d| d.mem_free(address))
     }
 
     pub(crate) fn mem_info(&self) -> DriverResult<MemoryInfo> {
@@ -97,13 +108,11 @@ impl<D: Device> Driver<D> {
     }
 
     pub(crate) fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
-        assert_unlocked();
-        with_relaxed_capture(&*self.device, |d| d.event_query(event))
+        self.relaxed(|d| d.event_query(event))
     }
 
     pub(crate) fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
-        assert_unlocked();
-        with_relaxed_capture(&*self.device, |d| d.event_synchronize(event))
+        self.relaxed(|d| d.event_synchronize(event))
     }
 
     pub(crate) fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {

@@ -31,6 +31,20 @@ pub enum AllocError {
     /// A driver call failed for another reason than lack of memory.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// Another capture under way draws from the pool: what one freed would be handed to the other, and nothing orders them.
+    #[error("pool {pool} is drawn from by another capture under way: end it first, or use another pool")]
+    PoolInCapture {
+        /// The pool.
+        pool: PoolId,
+    },
+    /// A pool could not be sized ahead.
+    #[error("{bytes} bytes could not be reserved for pool {pool}: the driver or the limit does not allow it")]
+    CannotReserve {
+        /// The pool.
+        pool: PoolId,
+        /// Bytes of the segment.
+        bytes: u64,
+    },
     /// The stream was registered with another allocator.
     #[error("stream {stream} belongs to another allocator")]
     ForeignStream {

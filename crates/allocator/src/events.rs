@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpupool_device::{Device, DriverResult};
 
-use crate::arena::{Arena, BlockId, NONE};
+use crate::arena::{Arena, BlockId, LaneKind, NONE};
 use crate::error::{AllocError, FreeError};
 use crate::inner::Inner;
 use crate::shared::Shared;
@@ -34,7 +34,7 @@ impl<D: Device> Arena<D> {
         on: Option<&Arc<StreamCore>>,
     ) -> Result<(), FreeError> {
         let quarantine = self.shared.config.quarantine();
-        {
+        let in_capture_lane = {
             let mut state = self.state.lock();
             if !state.is_live(id, generation) {
                 return Err(FreeError::NotLive { address: gpupool_device::Address::NULL });
@@ -51,9 +51,10 @@ impl<D: Device> Arena<D> {
                 state.complete_free(id, &self.counters);
                 return Ok(());
             }
-        }
+            state.lanes[state.blocks[id].lane as usize].kind == LaneKind::Capture
+        };
         // A capture whose state cannot be asked may be under way: deferring is always safe.
-        if self.shared.in_capture().unwrap_or(true) {
+        if in_capture_lane || self.shared.in_capture().unwrap_or(true) {
             self.defer(id);
             return Ok(());
         }
@@ -120,7 +121,11 @@ impl<D: Device> Arena<D> {
             let mut guard = self.state.lock();
             let state = &mut *guard;
             let (blocks, lanes) = (&state.blocks, &state.lanes);
-            let (ready, rest) = state.deferred.iter().partition(|id| only(lanes[blocks[**id].lane as usize].slot));
+            // What was freed inside a capture that the registry knows is settled by that capture's end.
+            let (ready, rest) = state.deferred.iter().partition(|id| {
+                let lane = &lanes[blocks[**id].lane as usize];
+                lane.kind != LaneKind::Capture && only(lane.slot)
+            });
             state.deferred = rest;
             for id in &ready {
                 let uses = state.blocks[*id].uses;

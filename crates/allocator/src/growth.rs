@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpupool_device::Device;
 
-use crate::arena::{Arena, BlockId, BlockState};
+use crate::arena::{Arena, BlockId, BlockState, LaneKind};
 use crate::error::AllocError;
 use crate::inner::{Inner, Request, Served};
 use crate::ladder::Outcome;
@@ -67,11 +67,10 @@ impl<D: Device> Inner<D> {
             pool.counters.reserved_bytes.increase(request.part, bytes as i64);
         }
         let handed = state
-            .add_segment(memory, request.lane)
+            .add_segment(memory, request.neutral.unwrap_or(request.lane))
             .and_then(|block| state.hand_out(block, request.size, request.requested, counters));
-        drop(state);
         let Some(handed) = handed else { return Ok(Outcome::Nothing) };
-        Ok(Outcome::Served(Served { arena: Arc::clone(&request.arena), handed, borrower: None }))
+        Ok(Outcome::Served(request.served(&mut state, handed)))
     }
 
     /// What growth for a request takes: more than it needs where the workload repeats itself and growth is preceded by no trimming.
@@ -167,10 +166,10 @@ impl<D: Device> Inner<D> {
             return None;
         }
         let ages = self.shared.counts_ages();
-        for pool in self.pools.overflow() {
+        for pool in self.pools.overflow(self.shared.rules.overflow_from_held) {
             let counters = &pool.arena.counters;
             let mut state = pool.arena.state.lock();
-            let lane = state.lanes_of(pool.slot, &request.core) + request.part.index() as u32;
+            let lane = state.lanes_of(pool.slot, &request.core, LaneKind::Stream) + request.part.index() as u32;
             let Some(block) = state.take(lane, request.size, ages, counters) else { continue };
             let handed = state.hand_out(block, request.size, request.requested, counters)?;
             drop(state);

@@ -11,6 +11,9 @@ use crate::sync::{Mutex, Rank, assert_unlocked};
 pub type OomObserver = dyn Fn(&OutOfMemory) + Send + Sync;
 /// Called when a request found no block; returns whether it freed anything.
 pub type Reclaimer = dyn Fn(u64) -> bool + Send + Sync;
+/// Called before memory is given back or waited for, to give up what is no longer needed; told whether it may wait, it returns whether
+/// it gave anything up. Unlike a reclaimer it has nothing to lose by being called often.
+pub type Janitor = dyn Fn(bool) -> bool + Send + Sync;
 /// Called when growth was rejected outright: bytes of the segment, bytes held, bytes of the device.
 pub type RejectionObserver = dyn Fn(u64, u64, u64) + Send + Sync;
 
@@ -25,6 +28,7 @@ struct Lists {
     rejection: Vec<(HookId, Arc<RejectionObserver>)>,
     /// Highest priority first; among equals, first come first.
     reclaimers: Vec<(HookId, i32, Arc<Reclaimer>)>,
+    janitors: Vec<(HookId, Arc<Janitor>)>,
 }
 
 impl Lists {
@@ -66,13 +70,29 @@ impl Hooks {
         id
     }
 
+    pub(crate) fn add_janitor(&self, janitor: Arc<Janitor>) -> HookId {
+        let mut lists = self.lists.lock();
+        let id = lists.id();
+        lists.janitors.push((id, janitor));
+        id
+    }
+
+    /// Calls every janitor; whether any gave something up.
+    pub(crate) fn tidy(&self, wait: bool) -> bool {
+        let janitors: Vec<_> = self.lists.lock().janitors.iter().map(|(_, j)| Arc::clone(j)).collect();
+        assert_unlocked();
+        janitors.iter().fold(false, |any, tidy| tidy(wait) || any)
+    }
+
     pub(crate) fn remove(&self, id: HookId) -> bool {
         let mut lists = self.lists.lock();
-        let before = lists.oom.len() + lists.rejection.len() + lists.reclaimers.len();
+        let count = |l: &Lists| l.oom.len() + l.rejection.len() + l.reclaimers.len() + l.janitors.len();
+        let before = count(&lists);
         lists.oom.retain(|(i, _)| *i != id);
         lists.rejection.retain(|(i, _)| *i != id);
         lists.reclaimers.retain(|(i, ..)| *i != id);
-        lists.oom.len() + lists.rejection.len() + lists.reclaimers.len() < before
+        lists.janitors.retain(|(i, _)| *i != id);
+        count(&lists) < before
     }
 
     /// Calls every reclaimer until one says that it freed something.

@@ -8,14 +8,15 @@ use std::thread::ThreadId;
 use gpupool_device::{CaptureStatus, Device, StreamHandle};
 
 use crate::allocation::Allocation;
-use crate::arena::{Arena, Handed};
-use crate::capture_reuse::ReachSets;
-use crate::error::AllocError;
+use crate::arena::{Arena, ArenaState, Handed, LaneKind};
+use crate::captures::{ReachSets, SessionKey};
+use crate::error::{AllocError, PoolError};
 use crate::hooks::Hooks;
 use crate::ids::{Part, PoolId, StreamId};
 use crate::policy::Routing;
-use crate::pool::{Pool, PoolTable};
-use crate::routing::{CaptureRegistry, Filter};
+use crate::pool::{Pool, PoolEntry, PoolTable};
+use crate::provider::SegmentProvider;
+use crate::routing::Filter;
 use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
@@ -34,6 +35,11 @@ const ABSURD: u64 = 1 << 60;
 
 static NEXT_ALLOCATOR: AtomicU64 = AtomicU64::new(1);
 
+/// A number that no other allocator of this process has.
+pub(crate) fn fresh_allocator_id() -> u64 {
+    NEXT_ALLOCATOR.fetch_add(1, Ordering::Relaxed)
+}
+
 /// One request on its way through the allocator.
 pub(crate) struct Request<D: Device> {
     pub(crate) requested: u64,
@@ -46,6 +52,8 @@ pub(crate) struct Request<D: Device> {
     pub(crate) arena: Arc<Arena<D>>,
     /// The lane of its stream in its pool and part.
     pub(crate) lane: u32,
+    /// In a capture that the registry routed: the pool's neutral lane.
+    pub(crate) neutral: Option<u32>,
     /// The private pool it goes to, if any.
     pub(crate) pool: Option<Arc<Pool<D>>>,
     /// No polling, no events, no giving back: a capture is under way as far as the policy is concerned.
@@ -56,6 +64,27 @@ impl<D: Device> Request<D> {
     pub(crate) fn pool_id(&self) -> PoolId {
         self.pool.as_ref().map_or(PoolId::DEFAULT, |p| p.id)
     }
+
+    /// A block of the request's arena, handed out. Inside a capture it belongs to the stream's lane there from now on, and when it is
+    /// freed after the capture, to no stream: so its free must then say which stream it comes from.
+    pub(crate) fn served(&self, state: &mut ArenaState, handed: Handed) -> Served<D> {
+        let in_capture = self.neutral.is_some();
+        if in_capture {
+            state.blocks[handed.block].lane = self.lane;
+        }
+        let borrower = in_capture.then(|| Arc::clone(&self.core));
+        Served { arena: Arc::clone(&self.arena), handed, borrower }
+    }
+}
+
+/// Where a request goes.
+enum Route<D: Device> {
+    /// The default pool.
+    Default,
+    /// A private pool, by an open scope.
+    Scope(Arc<Pool<D>>),
+    /// The pool of the capture that the stream is in.
+    Capture(Arc<Pool<D>>),
 }
 
 /// A block with what its handle needs.
@@ -75,7 +104,6 @@ pub(crate) struct Inner<D: Device> {
     /// Under policies with one arena, that one.
     single: Option<Arc<Arena<D>>>,
     pub(crate) pools: PoolTable<D>,
-    pub(crate) registry: Arc<CaptureRegistry>,
     pub(crate) streams: Mutex<HashMap<StreamKey, Stream<D>>>,
     next_stream: AtomicU32,
     pub(crate) hooks: Hooks,
@@ -104,19 +132,18 @@ impl StreamKey {
 }
 
 impl<D: Device> Inner<D> {
-    pub(crate) fn new(shared: Arc<Shared<D>>, registry: Arc<CaptureRegistry>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared<D>>, id: u64) -> Self {
         let single = shared.rules.single_arena.then(|| {
             let arena = Arc::new(Arena::new(Arc::clone(&shared), true));
             arena.state.lock().add_slot(PoolId::DEFAULT, None);
             arena
         });
         Self {
-            id: NEXT_ALLOCATOR.fetch_add(1, Ordering::Relaxed),
+            id,
             arenas: Mutex::new(Rank::Leaf, single.iter().cloned().collect()),
             single,
             shared,
             pools: PoolTable::new(),
-            registry,
             streams: Mutex::new(Rank::Leaf, HashMap::new()),
             next_stream: AtomicU32::new(0),
             hooks: Hooks::new(),
@@ -143,7 +170,7 @@ impl<D: Device> Inner<D> {
             arena.state.lock().add_slot(PoolId::DEFAULT, None);
             arena
         });
-        let lane = arena.state.lock().lanes_of(0, &core);
+        let lane = arena.state.lock().lanes_of(0, &core, LaneKind::Stream);
         let stream = Stream { core, arena, lane };
         {
             // Two threads may register one handle at once: the first one stays.
@@ -164,7 +191,7 @@ impl<D: Device> Inner<D> {
     pub(crate) fn make_pool(
         &self,
         id: PoolId,
-        provider: Option<Arc<dyn crate::provider::SegmentProvider>>,
+        provider: Option<Arc<dyn SegmentProvider>>,
         no_split: bool,
     ) -> Arc<Pool<D>> {
         let counters = Arc::default();
@@ -183,30 +210,30 @@ impl<D: Device> Inner<D> {
     }
 
     /// The private pool that a request on `stream` goes to, if any. Asks the driver nothing while no capture and no scope is open.
-    fn route(&self, stream: &Stream<D>) -> Result<Option<Arc<Pool<D>>>, AllocError> {
+    fn route(self: &Arc<Self>, stream: &Stream<D>) -> Result<Route<D>, AllocError> {
         match self.shared.rules.routing {
             Routing::NewestScope => {
                 if self.shared.context.scopes.is_empty() {
-                    return Ok(None);
+                    return Ok(Route::Default);
                 }
                 for scope in self.shared.context.scopes.newest_first() {
                     if self.claims(&scope.filter, stream)? {
-                        return Ok(Some(self.pools.get(scope.pool)?));
+                        return Ok(Route::Scope(self.pools.get(scope.pool)?));
                     }
                 }
-                Ok(None)
+                Ok(Route::Default)
             }
             Routing::CaptureFirst => {
-                if self.shared.context.scopes.is_empty() && self.registry.is_quiet() {
-                    return Ok(None);
+                if self.shared.context.scopes.is_empty() && self.shared.registry.is_quiet() {
+                    return Ok(Route::Default);
                 }
                 self.route_capture_first(stream)
             }
         }
     }
 
-    fn route_capture_first(&self, stream: &Stream<D>) -> Result<Option<Arc<Pool<D>>>, AllocError> {
-        let status = match self.registry.is_quiet() {
+    fn route_capture_first(self: &Arc<Self>, stream: &Stream<D>) -> Result<Route<D>, AllocError> {
+        let status = match self.shared.registry.is_quiet() {
             true => CaptureStatus::None,
             false => self.shared.driver.capture_status(stream.core.handle)?,
         };
@@ -218,27 +245,44 @@ impl<D: Device> Inner<D> {
             }
         };
         let scopes = self.shared.context.scopes.newest_first();
-        let open_scope = |inside: bool| -> Result<Option<Arc<Pool<D>>>, AllocError> {
+        let open_scope = |inside: bool| -> Result<Option<Route<D>>, AllocError> {
             for scope in &scopes {
                 let opened_inside = scope.inside.is_some() && scope.inside == capture;
                 if opened_inside == inside && self.claims(&scope.filter, stream)? {
-                    let pool = if scope.pool.is_default() { None } else { Some(self.pools.get(scope.pool)?) };
-                    return Ok(pool);
+                    return Ok(Some(match scope.pool.is_default() {
+                        true => Route::Default,
+                        false => Route::Scope(self.pools.get(scope.pool)?),
+                    }));
                 }
             }
             Ok(None)
         };
-        let Some(capture) = capture else { return open_scope(false) };
-        if let Some(pool) = open_scope(true)? {
-            return Ok(Some(pool));
+        let Some(capture) = capture else { return Ok(open_scope(false)?.unwrap_or(Route::Default)) };
+        if let Some(route) = open_scope(true)? {
+            return Ok(route);
         }
-        let Some(id) = self.registry.pool_of(capture) else {
+        let device = self.shared.driver.device().ordinal();
+        let Some((session, id)) = self.shared.registry.find(capture, device, stream.core.handle) else {
             return Err(AllocError::UnknownCapture { stream: stream.core.id, capture });
         };
-        let mut table = self.pools.lock();
-        let entry = table.pools.get_mut(&id).ok_or(crate::error::PoolError::Unknown { pool: id })?;
-        entry.captured = true;
-        Ok(Some(Arc::clone(&entry.pool)))
+        Ok(Route::Capture(self.pool_of_capture(session, id)?))
+    }
+
+    /// The pool of a capture on this device: made, and kept for the capture's graph, at the first request.
+    fn pool_of_capture(self: &Arc<Self>, session: SessionKey, id: PoolId) -> Result<Arc<Pool<D>>, AllocError> {
+        if !self.shared.registry.keeps(session, self.id) {
+            self.take_pool(id, None)?;
+            let pool = self.pools.get(id)?;
+            if let Some(hold) = self.hold(&pool) {
+                hold.start_recording();
+                // Another thread may have kept it meanwhile: then this one's hold goes.
+                drop(self.shared.registry.keep(session, hold));
+            }
+            self.pools.release(id)?;
+            self.pools.mark_captured(id);
+            return Ok(pool);
+        }
+        Ok(self.pools.get(id)?)
     }
 
     fn claims(&self, filter: &Filter, stream: &Stream<D>) -> Result<bool, AllocError> {
@@ -251,7 +295,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// Checks a stream, finds its pool, rounds the size.
-    pub(crate) fn request(&self, requested: u64, stream: &Stream<D>) -> Result<Request<D>, AllocError> {
+    pub(crate) fn request(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Request<D>, AllocError> {
         if requested >= ABSURD {
             return Err(AllocError::AbsurdSize { requested });
         }
@@ -261,35 +305,37 @@ impl<D: Device> Inner<D> {
         if stream.core.is_retired() {
             return Err(AllocError::RetiredStream { stream: stream.core.id });
         }
-        let pool = self.route(stream)?;
-        let in_capture = self.shared.in_capture()?;
-        Ok(self.request_for(requested, stream, pool, in_capture))
-    }
-
-    pub(crate) fn request_for(
-        &self,
-        requested: u64,
-        stream: &Stream<D>,
-        pool: Option<Arc<Pool<D>>>,
-        in_capture: bool,
-    ) -> Request<D> {
+        let route = self.route(stream)?;
+        let in_capture = self.shared.in_capture()? || matches!(route, Route::Capture(_));
         let size = self.shared.config.rounding().round(requested);
         let part = if size <= SMALL_LIMIT { Part::Small } else { Part::Large };
-        let (arena, first) = match &pool {
-            None => (Arc::clone(&stream.arena), stream.lane),
-            Some(pool) => (Arc::clone(&pool.arena), pool.arena.state.lock().lanes_of(pool.slot, &stream.core)),
+        let index = part.index() as u32;
+        let (pool, arena, lane, neutral) = match route {
+            Route::Default => (None, Arc::clone(&stream.arena), stream.lane + index, None),
+            Route::Scope(pool) => {
+                let lane = pool.arena.state.lock().lanes_of(pool.slot, &stream.core, LaneKind::Stream) + index;
+                (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane, None)
+            }
+            Route::Capture(pool) => {
+                let mut state = pool.arena.state.lock();
+                let lane = state.lanes_of(pool.slot, &stream.core, LaneKind::Capture) + index;
+                let neutral = state.lanes_of(pool.slot, &self.shared.neutral, LaneKind::Neutral) + index;
+                drop(state);
+                (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane, Some(neutral))
+            }
         };
-        Request {
+        Ok(Request {
             requested,
             size,
             part,
             segment_bytes: self.shared.segment_bytes(self.nominal_segment_bytes(size, part)),
             core: Arc::clone(&stream.core),
             arena,
-            lane: first + part.index() as u32,
+            lane,
+            neutral,
             pool,
             in_capture,
-        }
+        })
     }
 
     fn nominal_segment_bytes(&self, size: u64, part: Part) -> u64 {
@@ -301,7 +347,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// Serves a request of more than zero bytes.
-    pub(crate) fn alloc(&self, requested: u64, stream: &Stream<D>) -> Result<Served<D>, AllocError> {
+    pub(crate) fn alloc(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Served<D>, AllocError> {
         if let Some(served) = self.hit(requested, stream) {
             return Ok(served);
         }
@@ -311,7 +357,7 @@ impl<D: Device> Inner<D> {
 
     /// The shortest way: no scope and no capture is open, so the request is the stream's own arena's, and it holds a block.
     fn hit(&self, requested: u64, stream: &Stream<D>) -> Option<Served<D>> {
-        let quiet = self.shared.context.scopes.is_empty() && self.registry.is_quiet();
+        let quiet = self.shared.context.scopes.is_empty() && self.shared.registry.is_quiet();
         let usual = requested < ABSURD && stream.core.allocator == self.id && !stream.core.is_retired();
         if self.shared.rules.poll_each_allocation || !quiet || !usual {
             return None;
@@ -359,7 +405,11 @@ impl<D: Device> Inner<D> {
     }
 
     /// Without caching: a driver allocation of exactly `bytes`, in no statistics. In a capture the driver is left to refuse it.
-    pub(crate) fn alloc_uncached(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
+    pub(crate) fn alloc_uncached(
+        self: &Arc<Self>,
+        bytes: u64,
+        stream: &Stream<D>,
+    ) -> Result<Allocation<D>, AllocError> {
         let request = self.request(bytes, stream)?;
         match self.shared.driver.device().mem_alloc(bytes) {
             Ok(address) => Ok(Allocation::direct(Arc::clone(&self.shared), address, bytes)),
@@ -373,8 +423,35 @@ impl<D: Device> Inner<D> {
         let ages = self.shared.counts_ages();
         let counters = &request.arena.counters;
         let mut state = request.arena.state.lock();
-        let block = state.take(request.lane, request.size, ages, counters)?;
+        let block = state.take_from(request.lane, request.neutral, request.size, ages, counters)?;
         let handed = state.hand_out(block, request.size, request.requested, counters)?;
-        Some(Served { arena: Arc::clone(&request.arena), handed, borrower: None })
+        Some(request.served(&mut state, handed))
+    }
+
+    /// One user more of a pool, which is made if there is none.
+    pub(crate) fn take_pool(&self, id: PoolId, provider: Option<Arc<dyn SegmentProvider>>) -> Result<(), AllocError> {
+        if id.is_default() {
+            return Err(PoolError::Default.into());
+        }
+        if provider.is_some() && self.pools.get(id).is_ok() {
+            return Err(PoolError::HasProvider { pool: id }.into());
+        }
+        if self.pools.take(id, self.shared.rules.revives_pools)?.is_some() {
+            return Ok(());
+        }
+        let no_split = self.pools.lock().no_split.contains(&id);
+        let pool = self.make_pool(id, provider, no_split);
+        let kept = {
+            let mut table = self.pools.lock();
+            let new = PoolEntry { pool: Arc::clone(&pool), use_count: 0, captured: false };
+            let entry = table.pools.entry(id).or_insert(new);
+            entry.use_count += 1;
+            Arc::clone(&entry.pool)
+        };
+        // Two threads may make one pool at once: the first stays.
+        if !Arc::ptr_eq(&kept, &pool) {
+            self.discard_pool(&pool);
+        }
+        Ok(())
     }
 }

@@ -15,6 +15,8 @@ use crate::inner::{Inner, Request, Served};
 pub(crate) enum Step {
     /// Merge what is in the arena's bins.
     EmptyBins,
+    /// Free blocks whose recorded uses come before this request by the capture's own graph.
+    CaptureOrder,
     /// Free blocks whose recorded uses are over.
     CompletedEvents,
     /// Let the requesting stream wait, on the device, for the recorded uses of its own freed blocks (if configured).
@@ -101,12 +103,16 @@ impl<D: Device> Inner<D> {
         let progress = |any: bool| if any { Outcome::Progress } else { Outcome::Nothing };
         Ok(match step {
             Step::EmptyBins => progress(request.arena.state.lock().flush_bins(&request.arena.counters)),
+            Step::CaptureOrder => progress(request.neutral.is_some() && self.reuse_in_capture(request)? > 0),
             Step::CompletedEvents => progress(request.arena.poll(true) > 0),
             Step::WaitOnStream => {
                 let waits = self.shared.config.wait_for_recorded();
                 progress(waits && request.arena.wait_on_device(&request.core)? > 0)
             }
-            Step::Reclaimers => progress(self.hooks.reclaim(request.segment_bytes)),
+            Step::Reclaimers => {
+                let tidied = self.hooks.tidy(false);
+                progress(self.hooks.reclaim(request.segment_bytes) || tidied)
+            }
             Step::GarbageCollection => progress(self.collect_garbage(request)? > 0),
             Step::TakeIdleSegment { wait } => progress(self.take_idle_segment(request, wait)?),
             Step::TakeFromRetired => self.take_from_retired(request).map_or(Outcome::Nothing, Outcome::Served),
@@ -129,7 +135,7 @@ impl<D: Device> Inner<D> {
 
     /// Waits for pending blocks: first those of the request's own arena, then those of all others.
     fn wait_for_pending(&self, request: &Request<D>) -> Result<bool, AllocError> {
-        if request.arena.wait_for_pending()? > 0 {
+        if request.arena.wait_for_pending()? > 0 || self.hooks.tidy(true) {
             return Ok(true);
         }
         let mut freed = 0;

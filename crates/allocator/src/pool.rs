@@ -26,6 +26,14 @@ pub(crate) struct Pool<D: Device> {
     pub(crate) provider: Option<Arc<dyn SegmentProvider>>,
 }
 
+impl<D: Device> Pool<D> {
+    /// Differs from what it was before if a block of the pool was handed out or freed in between.
+    pub(crate) fn version(&self) -> (i64, i64) {
+        let stat = self.counters.allocated_bytes.all().read();
+        (stat.allocated, stat.freed)
+    }
+}
+
 /// A pool in the table.
 pub(crate) struct PoolEntry<D: Device> {
     pub(crate) pool: Arc<Pool<D>>,
@@ -45,11 +53,18 @@ pub(crate) struct PoolTableState<D: Device> {
     /// Ids, not pools: they may be set before the pool exists, and survive it, as in PyTorch.
     pub(crate) no_split: BTreeSet<PoolId>,
     pub(crate) use_on_oom: BTreeSet<PoolId>,
+    /// Pools that were forgotten: their ids are not used again (but under policies that take any id).
+    pub(crate) gone: BTreeSet<PoolId>,
 }
 
 impl<D: Device> PoolTable<D> {
     pub(crate) fn new() -> Self {
-        let state = PoolTableState { pools: BTreeMap::new(), no_split: BTreeSet::new(), use_on_oom: BTreeSet::new() };
+        let state = PoolTableState {
+            pools: BTreeMap::new(),
+            no_split: BTreeSet::new(),
+            use_on_oom: BTreeSet::new(),
+            gone: BTreeSet::new(),
+        };
         Self { state: Mutex::new(Rank::Pool, state) }
     }
 
@@ -68,7 +83,10 @@ impl<D: Device> PoolTable<D> {
     /// One user more. `None` if there is no such pool yet.
     pub(crate) fn take(&self, id: PoolId, revives: bool) -> Result<Option<Arc<Pool<D>>>, PoolError> {
         let mut table = self.lock();
-        let Some(entry) = table.pools.get_mut(&id) else { return Ok(None) };
+        let Some(entry) = table.pools.get_mut(&id) else {
+            let gone = revives && table.gone.contains(&id);
+            return if gone { Err(PoolError::Released { pool: id }) } else { Ok(None) };
+        };
         if entry.use_count <= 0 && !revives {
             return Err(PoolError::Released { pool: id });
         }
@@ -87,6 +105,13 @@ impl<D: Device> PoolTable<D> {
         Ok(())
     }
 
+    /// A capture was routed to the pool.
+    pub(crate) fn mark_captured(&self, id: PoolId) {
+        if let Some(entry) = self.lock().pools.get_mut(&id) {
+            entry.captured = true;
+        }
+    }
+
     /// Pools that nobody uses.
     pub(crate) fn freeable(&self) -> Vec<Arc<Pool<D>>> {
         self.lock().pools.values().filter(|e| e.use_count <= 0).map(|e| Arc::clone(&e.pool)).collect()
@@ -98,10 +123,10 @@ impl<D: Device> PoolTable<D> {
         table.pools.values().filter(|e| e.use_count > 0 && !e.captured).map(|e| Arc::clone(&e.pool)).collect()
     }
 
-    /// Pools that may serve a default request that found nothing else.
-    pub(crate) fn overflow(&self) -> Vec<Arc<Pool<D>>> {
+    /// Pools that may serve a default request that found nothing else; `held` says whether also those that graphs may hold.
+    pub(crate) fn overflow(&self, held: bool) -> Vec<Arc<Pool<D>>> {
         let table = self.lock();
-        let ids = table.use_on_oom.iter();
-        ids.filter_map(|id| table.pools.get(id)).map(|e| Arc::clone(&e.pool)).collect()
+        let entries = table.use_on_oom.iter().filter_map(|id| table.pools.get(id));
+        entries.filter(|e| held || !e.captured || e.use_count <= 0).map(|e| Arc::clone(&e.pool)).collect()
     }
 }

@@ -258,6 +258,7 @@ impl<D: Device> Inner<D> {
     pub(crate) fn release_cached(&self) -> Result<Trimmed, AllocError> {
         let mut out = Trimmed::default();
         let in_capture = self.shared.in_capture()?;
+        self.hooks.tidy(!in_capture);
         self.shared.retry_stranded();
         if !in_capture {
             self.shared.totals.lock().syncs += 1;
@@ -298,6 +299,7 @@ impl<D: Device> Inner<D> {
     pub(crate) fn release_without_waiting(&self) -> Result<Trimmed, AllocError> {
         let mut out = Trimmed::default();
         let in_capture = self.shared.in_capture()?;
+        self.hooks.tidy(false);
         self.shared.retry_stranded();
         for arena in self.arenas() {
             if !in_capture {
@@ -352,6 +354,7 @@ impl<D: Device> Inner<D> {
             if table.pools.get(&pool.id).is_some_and(|e| e.use_count <= 0 && Arc::ptr_eq(&e.pool, &pool)) {
                 table.pools.remove(&pool.id);
                 table.use_on_oom.remove(&pool.id);
+                table.gone.insert(pool.id);
                 drop(table);
                 drop(state);
                 self.discard_pool(&pool);

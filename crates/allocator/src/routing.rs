@@ -1,8 +1,6 @@
-//! Where a request goes: scopes, and the registry of captures.
+//! Scopes: "route these requests to that pool". A scope is not a capture, and is never treated as one (but see the policies).
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
 use gpupool_device::{CaptureId, StreamHandle};
@@ -73,58 +71,5 @@ impl Scopes {
     /// All open scopes, newest first.
     pub(crate) fn newest_first(&self) -> Vec<Scope> {
         self.list.lock().iter().rev().copied().collect()
-    }
-}
-
-/// Which captures of the process are under way, and which pool each one's memory comes from. Shared by the allocators of all
-/// devices, since a capture can spread over several.
-///
-/// While it is empty, an allocation asks the driver nothing.
-#[derive(Debug)]
-pub struct CaptureRegistry {
-    open: AtomicUsize,
-    captures: Mutex<HashMap<CaptureId, PoolId>>,
-}
-
-impl Default for CaptureRegistry {
-    fn default() -> Self {
-        Self { open: AtomicUsize::new(0), captures: Mutex::new(Rank::Leaf, HashMap::new()) }
-    }
-}
-
-impl CaptureRegistry {
-    /// The registry of this process.
-    #[must_use]
-    pub fn global() -> Arc<Self> {
-        static GLOBAL: OnceLock<Arc<CaptureRegistry>> = OnceLock::new();
-        Arc::clone(GLOBAL.get_or_init(Arc::default))
-    }
-
-    /// Announces a capture: requests on streams that capture under `id` go to `pool`.
-    pub fn enter(&self, id: CaptureId, pool: PoolId) {
-        let mut captures = self.captures.lock();
-        captures.insert(id, pool);
-        self.open.store(captures.len(), Ordering::Release);
-    }
-
-    /// The capture is over. Returns its pool, or `None` if it was never announced.
-    pub fn leave(&self, id: CaptureId) -> Option<PoolId> {
-        let mut captures = self.captures.lock();
-        let pool = captures.remove(&id);
-        self.open.store(captures.len(), Ordering::Release);
-        pool
-    }
-
-    /// Whether no capture is announced. One load.
-    #[inline]
-    #[must_use]
-    pub fn is_quiet(&self) -> bool {
-        self.open.load(Ordering::Acquire) == 0
-    }
-
-    /// The pool of a capture.
-    #[must_use]
-    pub fn pool_of(&self, id: CaptureId) -> Option<PoolId> {
-        self.captures.lock().get(&id).copied()
     }
 }

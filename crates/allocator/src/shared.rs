@@ -9,12 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpupool_device::{Address, Call, Device, DriverError, DriverResult, MemoryHandle, StreamHandle, code};
 
 use crate::arena::{Backing, Memory};
+use crate::captures::CaptureRegistry;
 use crate::config::Config;
 use crate::context::Context;
 use crate::driver::Driver;
 use crate::ids::{Part, PoolId};
 use crate::policy::Rules;
 use crate::provider::SegmentProvider;
+use crate::stream::StreamCore;
 use crate::sync::{Mutex, Rank};
 use crate::totals::Totals;
 
@@ -37,6 +39,9 @@ pub(crate) struct Shared<D: Device> {
     pub(crate) config: Config,
     pub(crate) totals: Totals,
     pub(crate) context: Context,
+    /// What stands for no stream in the lanes of free blocks between captures.
+    pub(crate) neutral: Arc<StreamCore>,
+    pub(crate) registry: Arc<CaptureRegistry>,
     /// Searches make free blocks older: a collection threshold and a limit are both in force.
     pub(crate) counts_ages: AtomicBool,
     next_ordinal: AtomicU64,
@@ -44,13 +49,22 @@ pub(crate) struct Shared<D: Device> {
 }
 
 impl<D: Device> Shared<D> {
-    pub(crate) fn new(driver: Driver<D>, rules: Rules, config: Config, totals: Totals) -> Self {
+    pub(crate) fn new(
+        driver: Driver<D>,
+        rules: Rules,
+        config: Config,
+        totals: Totals,
+        neutral: Arc<StreamCore>,
+        registry: Arc<CaptureRegistry>,
+    ) -> Self {
         Self {
             driver,
             rules,
             config,
             totals,
             context: Context::new(),
+            neutral,
+            registry,
             counts_ages: AtomicBool::new(false),
             next_ordinal: AtomicU64::new(0),
             stranded: Mutex::new(Rank::Leaf, Vec::new()),

@@ -13,11 +13,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use gpupool_device::{Device, DriverResult, EventHandle, StreamHandle};
+use gpupool_device::{Call, Device, DriverError, DriverResult, EventHandle, StreamHandle, code};
 
 use crate::arena::Arena;
 use crate::driver::Driver;
 use crate::ids::StreamId;
+use crate::shared::Shared;
 use crate::sync::{Mutex, Rank};
 
 /// What the allocator knows of a stream.
@@ -160,6 +161,14 @@ impl StreamCore {
         Ok(())
     }
 
+    /// No stream: what lies in neutral lanes is done by the rules of captures, not by a mark.
+    pub(crate) fn neutral(allocator: u64) -> Self {
+        let core = Self::new(StreamId(u32::MAX), StreamHandle(u64::MAX), allocator);
+        core.settle(0);
+        core.retired.store(true, Ordering::Release);
+        core
+    }
+
     /// The event of the newest closed mark, for a stream to wait on. It stays in the queue; it is not recycled before it is done.
     pub(crate) fn newest_event(&self) -> Option<(u64, EventHandle)> {
         self.marks.lock().back().copied()
@@ -218,6 +227,101 @@ impl<D: Device> Stream<D> {
     #[must_use]
     pub fn is_retired(&self) -> bool {
         self.core.is_retired()
+    }
+}
+
+impl<D: Device> Stream<D> {
+    /// A mark after all work that was submitted to the stream before this call. No driver call.
+    #[must_use]
+    pub fn work_so_far(&self) -> WorkMark<D> {
+        WorkMark { core: Arc::clone(&self.core), mark: self.core.open_mark(), shared: Arc::clone(&self.arena.shared) }
+    }
+}
+
+/// A point on a stream's timeline: done once the work submitted before it is.
+///
+/// It costs nothing until someone asks: only then an event is recorded, and one event serves all marks before it.
+pub struct WorkMark<D: Device> {
+    core: Arc<StreamCore>,
+    mark: u64,
+    shared: Arc<Shared<D>>,
+}
+
+impl<D: Device> Clone for WorkMark<D> {
+    fn clone(&self) -> Self {
+        Self { core: Arc::clone(&self.core), mark: self.mark, shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<D: Device> std::fmt::Debug for WorkMark<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "mark {} of {:?}", self.mark, self.core)
+    }
+}
+
+impl<D: Device> WorkMark<D> {
+    /// The stream it is on.
+    #[must_use]
+    pub fn stream(&self) -> StreamId {
+        self.core.id
+    }
+
+    /// Whether it is known to be done. One load; asks nobody.
+    #[must_use]
+    pub fn is_known_done(&self) -> bool {
+        self.core.is_done(self.mark)
+    }
+
+    /// Whether the work before it is done by now. Never waits; records an event if none covers it, unless the stream is capturing.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn poll(&self) -> DriverResult<bool> {
+        if self.core.is_done(self.mark) {
+            return Ok(true);
+        }
+        if !self.core.is_closed(self.mark) {
+            self.shared.mark_unless_capturing(&self.core)?;
+        }
+        self.core.poll(&self.shared.driver);
+        Ok(self.core.is_done(self.mark))
+    }
+
+    /// Waits on the host until it is done. **Blocks.**
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn wait(&self) -> DriverResult<()> {
+        self.core.wait(&self.shared.driver, self.mark)
+    }
+
+    /// Makes what is submitted to `stream` from now on wait, on the device, until it is done. Nothing is submitted if it is on that
+    /// very stream or done. Returns whether a wait was submitted.
+    ///
+    /// # Errors
+    ///
+    /// The driver's; `CAPTURE_UNSUPPORTED` when no event can be recorded because the mark's stream is capturing.
+    pub fn order_before(&self, stream: &Stream<D>) -> DriverResult<bool> {
+        if self.core.id == stream.core.id || self.core.is_done(self.mark) {
+            return Ok(false);
+        }
+        let driver = &self.shared.driver;
+        if !self.core.is_closed(self.mark) {
+            self.shared.mark_unless_capturing(&self.core)?;
+        }
+        self.core.poll(driver);
+        if self.core.is_done(self.mark) {
+            return Ok(false);
+        }
+        match self.core.newest_event() {
+            Some((newest, event)) if newest >= self.mark => {
+                driver.stream_wait_event(stream.core.handle, event)?;
+                Ok(true)
+            }
+            _ => Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED)),
+        }
     }
 }
 

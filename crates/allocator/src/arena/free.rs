@@ -57,11 +57,14 @@ impl ArenaState {
 
     /// Merges a block that is in no index with its free neighbours and puts the result into the index. `counted` blocks and bytes
     /// of it are in `inactive_split` already.
-    fn merge(&mut self, id: BlockId, counted: i64, counted_bytes: i64, counters: &ArenaCounters) {
+    pub(super) fn merge(&mut self, id: BlockId, counted: i64, counted_bytes: i64, counters: &ArenaCounters) {
         let (mut blocks_change, mut bytes_change) = (-counted, -counted_bytes);
         let (prev, next) = (self.blocks[id].prev, self.blocks[id].next);
         for neighbour in [prev, next] {
-            if neighbour == NONE || self.blocks[neighbour].state != BlockState::Free {
+            if neighbour == NONE
+                || self.blocks[neighbour].state != BlockState::Free
+                || !self.may_absorb(self.blocks[id].lane, self.blocks[neighbour].lane)
+            {
                 continue;
             }
             blocks_change -= 1;

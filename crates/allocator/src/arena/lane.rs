@@ -2,13 +2,31 @@
 //!
 //! A lane is one stream in one part of one pool. A block belongs to the lane it will be free in; it is found only by requests of
 //! that lane. A stream's two lanes in a pool lie side by side, small first.
+//!
+//! A private pool that captures use has two kinds more. While a capture is under way its streams have lanes of their own, and between
+//! captures what is free belongs to no stream: it lies in the pool's neutral lane, and every capture into the pool draws from it. So
+//! neither the order of captures nor the stream they run on matters.
 
 use std::sync::Arc;
 
 use super::bins::Bins;
+use super::{ArenaState, BlockState, NONE};
+use crate::counters::ArenaCounters;
 use crate::ids::Part;
 use crate::index::FreeIndex;
 use crate::stream::StreamCore;
+use crate::units::to_bytes;
+
+/// Whose requests a lane serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LaneKind {
+    /// Those of a stream.
+    Stream,
+    /// Those of a stream inside the capture under way.
+    Capture,
+    /// Those of any stream inside a capture.
+    Neutral,
+}
 
 /// One stream in one part of one pool.
 #[derive(Debug)]
@@ -16,14 +34,92 @@ pub(crate) struct Lane {
     /// Which of the arena's pool slots.
     pub(crate) slot: u32,
     pub(crate) part: Part,
+    pub(crate) kind: LaneKind,
     pub(crate) core: Arc<StreamCore>,
     pub(crate) index: FreeIndex,
     pub(crate) bins: Option<Bins>,
     pub(crate) in_use: bool,
 }
 
-impl Lane {
-    pub(crate) fn new(slot: u32, part: Part, core: Arc<StreamCore>, bins: bool) -> Self {
-        Self { slot, part, core, index: FreeIndex::new(), bins: bins.then(Bins::new), in_use: true }
+impl ArenaState {
+    /// Small and large lane of a stream in a pool slot, side by side; made at its first use. Returns the small one.
+    pub(crate) fn lanes_of(&mut self, slot: u32, core: &Arc<StreamCore>, kind: LaneKind) -> u32 {
+        let same = |l: &Lane| l.in_use && l.slot == slot && l.kind == kind && l.core.id == core.id;
+        if let Some(at) = self.lanes.iter().position(same) {
+            return at as u32;
+        }
+        let bins = self.rules.bins && kind != LaneKind::Neutral;
+        let make = |part| Lane {
+            slot,
+            part,
+            kind,
+            core: Arc::clone(core),
+            index: FreeIndex::new(),
+            bins: bins.then(Bins::new),
+            in_use: true,
+        };
+        let vacant = self.lanes.iter().step_by(2).position(|l| !l.in_use).map(|pair| pair * 2);
+        let at = vacant.unwrap_or(self.lanes.len());
+        if vacant.is_some() {
+            self.lanes[at] = make(Part::Small);
+            self.lanes[at + 1] = make(Part::Large);
+        } else {
+            self.lanes.push(make(Part::Small));
+            self.lanes.push(make(Part::Large));
+        }
+        at as u32
+    }
+
+    /// Whether a block that becomes free in `lane` may take over a free neighbour of lane `other`.
+    pub(super) fn may_absorb(&self, lane: u32, other: u32) -> bool {
+        let (a, b) = (&self.lanes[lane as usize], &self.lanes[other as usize]);
+        lane == other || (a.kind == LaneKind::Capture && b.kind == LaneKind::Neutral && a.part == b.part)
+    }
+
+    /// Moves every block of some lanes of a pool slot to the pool's neutral lanes: free ones merge there, others go there when they
+    /// become free. O(blocks of the pool).
+    pub(crate) fn neutralise(
+        &mut self,
+        slot: u32,
+        neutral: &Arc<StreamCore>,
+        counters: &ArenaCounters,
+        pick: impl Fn(&Lane) -> bool,
+    ) {
+        self.flush_bins(counters);
+        let to = self.lanes_of(slot, neutral, LaneKind::Neutral);
+        let from: Vec<u32> = (0..self.lanes.len() as u32)
+            .filter(|l| {
+                let lane = &self.lanes[*l as usize];
+                lane.in_use && lane.slot == slot && lane.kind != LaneKind::Neutral && pick(lane)
+            })
+            .collect();
+        let firsts: Vec<u32> = self.segments.iter().filter(|(_, s)| s.slot == slot).map(|(_, s)| s.first).collect();
+        for first in firsts {
+            let mut at = first;
+            while at != NONE {
+                if from.contains(&self.blocks[at].lane) {
+                    let lane = to + self.lanes[self.blocks[at].lane as usize].part.index() as u32;
+                    if self.blocks[at].state == BlockState::Free {
+                        self.unindex(at);
+                        self.blocks[at].lane = lane;
+                        // In no index while it is merged.
+                        self.blocks[at].state = BlockState::Pending;
+                        let block = &self.blocks[at];
+                        let bytes = to_bytes(block.size) as i64;
+                        let counted = if block.is_split() { (1, bytes) } else { (0, 0) };
+                        self.merge(at, counted.0, counted.1, counters);
+                    } else {
+                        self.blocks[at].lane = lane;
+                    }
+                }
+                at = self.blocks[at].next;
+            }
+        }
+        for lane in from {
+            // A stream's own lanes stay; those of a capture end with it.
+            if self.lanes[lane as usize].kind == LaneKind::Capture {
+                self.lanes[lane as usize].in_use = false;
+            }
+        }
     }
 }

@@ -6,7 +6,7 @@
 //! # Invariants (checked by [`ArenaState::validate`])
 //!
 //! * **A1** Blocks tile each segment, in address order, without gaps.
-//! * **A2** No two neighbours are both `Free`.
+//! * **A2** No two neighbours are both `Free` in one lane.
 //! * **A3** Each `Free` block is in the index of its lane and each `Binned` one in a bin of its lane, and nothing else is.
 //! * **A4** Every counter equals a recount.
 //! * **A5** Pool slots and lanes that are in use are referred to by nothing that is not.
@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use gpupool_device::Device;
 
+use crate::captures::Recording;
 use crate::counters::{ArenaCounters, PoolCounters};
 use crate::ids::{Part, PoolId};
 use crate::shared::Shared;
@@ -32,7 +33,7 @@ use crate::stream::StreamCore;
 use crate::sync::{Mutex, Rank};
 
 pub(crate) use block::{Block, BlockId, BlockState, Blocks, NONE};
-pub(crate) use lane::Lane;
+pub(crate) use lane::{Lane, LaneKind};
 pub(crate) use place::Handed;
 pub(crate) use repetition::Repetition;
 pub(crate) use segment::{Backing, Memory, Segment, Segments};
@@ -61,6 +62,8 @@ pub(crate) struct PoolSlot {
     pub(crate) age: [u64; 2],
     /// A private pool's own figures.
     pub(crate) counters: Option<Arc<PoolCounters>>,
+    /// What was handed out during the capture under way.
+    pub(crate) recorded: Option<Recording>,
     pub(crate) in_use: bool,
 }
 
@@ -137,7 +140,7 @@ impl<D: Device> Drop for Arena<D> {
 impl ArenaState {
     /// A slot for a pool, taking the place of one that is gone.
     pub(crate) fn add_slot(&mut self, pool: PoolId, counters: Option<Arc<PoolCounters>>) -> u32 {
-        let slot = PoolSlot { pool, no_split: false, age: [0; 2], counters, in_use: true };
+        let slot = PoolSlot { pool, no_split: false, age: [0; 2], counters, recorded: None, in_use: true };
         match self.slots.iter().position(|s| !s.in_use) {
             Some(at) => {
                 self.slots[at] = slot;
@@ -148,26 +151,6 @@ impl ArenaState {
                 self.slots.len() as u32 - 1
             }
         }
-    }
-
-    /// Small and large lane of a stream in a pool slot, side by side; made at its first use. Returns the small one.
-    pub(crate) fn lanes_of(&mut self, slot: u32, core: &Arc<StreamCore>) -> u32 {
-        let known = self.lanes.iter().position(|l| l.in_use && l.slot == slot && l.core.id == core.id);
-        if let Some(at) = known {
-            return at as u32;
-        }
-        let bins = self.rules.bins;
-        let make = |part| Lane::new(slot, part, Arc::clone(core), bins);
-        let vacant = self.lanes.iter().step_by(2).position(|l| !l.in_use).map(|pair| pair * 2);
-        let at = vacant.unwrap_or(self.lanes.len());
-        if vacant.is_some() {
-            self.lanes[at] = make(Part::Small);
-            self.lanes[at + 1] = make(Part::Large);
-        } else {
-            self.lanes.push(make(Part::Small));
-            self.lanes.push(make(Part::Large));
-        }
-        at as u32
     }
 
     /// Forgets a pool that has no segments any more.

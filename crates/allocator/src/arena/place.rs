@@ -2,9 +2,11 @@
 
 use gpupool_device::Address;
 
-use super::{ArenaState, Block, BlockId, BlockState, Memory, NONE, Segment};
+use super::{ArenaState, Block, BlockId, BlockState, LaneKind, Memory, NONE, Segment};
+use crate::captures::Range;
 use crate::counters::ArenaCounters;
 use crate::ids::Part;
+use crate::index::Key;
 use crate::units::{Units, to_bytes, to_units};
 
 /// A large block's rest is kept as a block of its own if it is larger than this. Source: PyTorch's rule 1.5.
@@ -24,6 +26,18 @@ impl ArenaState {
     ///
     /// `count_age` says whether this search makes the part's free blocks older (garbage collection is in force).
     pub(crate) fn take(&mut self, lane: u32, size: u64, count_age: bool, counters: &ArenaCounters) -> Option<BlockId> {
+        self.take_from(lane, None, size, count_age, counters)
+    }
+
+    /// As [`take`](Self::take), from the better of a lane and the pool's neutral lane.
+    pub(crate) fn take_from(
+        &mut self,
+        lane: u32,
+        neutral: Option<u32>,
+        size: u64,
+        count_age: bool,
+        counters: &ArenaCounters,
+    ) -> Option<BlockId> {
         if count_age {
             let l = &self.lanes[lane as usize];
             let part = l.part.index();
@@ -31,15 +45,21 @@ impl ArenaState {
         }
         let units = to_units(size)?;
         let Self { lanes, blocks, segments, rules, .. } = self;
-        let lane = &mut lanes[lane as usize];
-        if let Some(bins) = &mut lane.bins
+        if let Some(bins) = &mut lanes[lane as usize].bins
             && let Some(id) = bins.pop(blocks, units)
         {
             counters.binned.decrease(1);
             counters.binned_bytes.decrease(size as i64);
             return Some(id);
         }
-        let id = lane.index.best_fit(blocks, segments, units)?;
+        let best = |lane: u32| lanes[lane as usize].index.best_fit(blocks, segments, units);
+        let id = match (best(lane), neutral.and_then(best)) {
+            (Some(own), Some(shared)) => {
+                let key = |id| Key::of(blocks, segments, id);
+                if key(own) <= key(shared) { own } else { shared }
+            }
+            (own, shared) => own.or(shared)?,
+        };
         let found = to_bytes(blocks[id].size);
         // An oversize block is not carved up for a small request, nor wasted on a much smaller oversize one.
         if size < rules.max_split {
@@ -49,7 +69,7 @@ impl ArenaState {
         } else if found >= size.saturating_add(rules.non_split_slack) {
             return None;
         }
-        lane.index.remove(blocks, segments, id);
+        self.unindex(id);
         Some(id)
     }
 
@@ -110,12 +130,19 @@ impl ArenaState {
         if bytes >= self.rules.max_split {
             counters.oversize_allocations.increase(1);
         }
-        if let Some(pool) = &self.slots[lane.slot as usize].counters {
+        let address = self.segments.get(block.segment)?.memory.base.offset(to_bytes(block.offset));
+        let slot = &mut self.slots[lane.slot as usize];
+        if let Some(pool) = &slot.counters {
             pool.allocated_bytes.increase(part, bytes as i64);
         }
-        let segment = self.segments.get(block.segment)?;
-        let offset = to_bytes(block.offset);
-        Some(Handed { block: id, generation: block.generation, address: segment.memory.base.offset(offset), bytes })
+        if let Some(recorded) = &mut slot.recorded
+            && lane.kind != LaneKind::Stream
+        {
+            recorded.written.push(Range { address, bytes });
+            let live = slot.counters.as_ref().map_or(0, |c| c.allocated_bytes.all().current());
+            recorded.peak_bytes = recorded.peak_bytes.max(live.max(0) as u64);
+        }
+        Some(Handed { block: id, generation: block.generation, address, bytes })
     }
 
     /// Cuts a block in two: `id` keeps the front, the tail becomes a free block of the same lane. The tail keeps the request size

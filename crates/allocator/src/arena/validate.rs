@@ -49,7 +49,7 @@ impl ArenaState {
         for (at, segment) in self.segments.iter() {
             let slot = self.slots.get(segment.slot as usize).filter(|s| s.in_use);
             slot.ok_or_else(|| format!("A5: segment {at} refers to pool slot {}", segment.slot))?;
-            let (mut offset, mut prev, mut id, mut last_free) = (0u64, NONE, segment.first, false);
+            let (mut offset, mut prev, mut id, mut last_free) = (0u64, NONE, segment.first, None);
             while id != NONE {
                 let b = &self.blocks[id];
                 seen += 1;
@@ -57,10 +57,11 @@ impl ArenaState {
                 if b.segment != at || u64::from(b.offset) != offset || b.prev != prev || b.size == 0 {
                     return Err(format!("A1: {place} has {b:?}"));
                 }
-                if last_free && b.state == BlockState::Free {
-                    return Err(format!("A2: {place} and its left neighbour are both free"));
+                let free_lane = (b.state == BlockState::Free).then_some(b.lane);
+                if free_lane.is_some() && free_lane == last_free {
+                    return Err(format!("A2: {place} and its left neighbour are both free in one lane"));
                 }
-                last_free = b.state == BlockState::Free;
+                last_free = free_lane;
                 let lane = self.lanes.get(b.lane as usize).filter(|l| l.in_use && l.slot == segment.slot);
                 let lane = lane.ok_or_else(|| format!("A5: {place} refers to lane {}", b.lane))?;
                 let bytes = to_bytes(b.size) as i64;

@@ -31,7 +31,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    fn of(blocks: &Blocks, ties: &impl TieBreak, id: BlockId) -> Self {
+    pub(crate) fn of(blocks: &Blocks, ties: &impl TieBreak, id: BlockId) -> Self {
         let b = &blocks[id];
         Self { size: b.size, tie: ties.tie(b.segment), offset: b.offset }
     }

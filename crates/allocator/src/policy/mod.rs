@@ -50,6 +50,8 @@ pub(crate) struct Rules {
     pub(crate) routing: Routing,
     /// A released pool id is revived by the next use while the pool exists; else that is an error.
     pub(crate) revives_pools: bool,
+    /// Pools that graphs may hold serve others too when memory is short, if they opted in.
+    pub(crate) overflow_from_held: bool,
     /// What is tried, in order, when the search fails.
     pub(crate) ladder: &'static [Rung],
 }

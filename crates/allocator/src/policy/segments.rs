@@ -9,6 +9,7 @@ use crate::ladder::{Rung, Step, Then};
 /// Every step that returned blocks is followed by a search. Cheap steps come first, and waiting for the GPU comes last.
 const LADDER: &[Rung] = &[
     Rung { step: Step::EmptyBins, then: Then::SearchAgain },
+    Rung { step: Step::CaptureOrder, then: Then::SearchAgain },
     Rung { step: Step::CompletedEvents, then: Then::SearchAgain },
     Rung { step: Step::WaitOnStream, then: Then::SearchAgain },
     Rung { step: Step::Reclaimers, then: Then::SearchAgain },
@@ -37,6 +38,7 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
         capture_context: CaptureContext::ByCall,
         routing: Routing::CaptureFirst,
         revives_pools: true,
+        overflow_from_held: false,
         ladder: LADDER,
     }
 }

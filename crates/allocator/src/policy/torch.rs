@@ -28,6 +28,7 @@ pub(super) fn rules_2_15(config: &Config) -> Rules {
         capture_context: CaptureContext::CurrentStream,
         routing: Routing::NewestScope,
         revives_pools: false,
+        overflow_from_held: true,
         ladder: LADDER,
     }
 }

@@ -3,7 +3,9 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use gpupool_allocator::{AllocError, Allocation, Allocator, CaptureRegistry, Filter, PoolId, Stream};
+use gpupool_allocator::{
+    AllocError, Allocation, Allocator, CaptureRegistry, Filter, PoolHold, PoolId, SessionKey, Stream,
+};
 use gpupool_device::{CaptureId, CaptureMode, CaptureStatus, DriverError, GraphHandle, StreamHandle};
 
 use super::setup::Plan;
@@ -149,7 +151,10 @@ impl Backend for Nothing {
 struct Capture {
     stream: u16,
     pool: PoolId,
-    id: CaptureId,
+    /// Our side of the capture, where the registry routes it.
+    session: Option<SessionKey>,
+    /// What its graph keeps.
+    holds: Vec<PoolHold>,
     open: bool,
     graph: Option<GraphHandle>,
 }
@@ -203,14 +208,16 @@ impl<D: ReplayDevice> Ours<D> {
         if !std::mem::take(&mut capture.open) {
             return Ok(());
         }
-        let (stream, pool, id) = (capture.stream, capture.pool, capture.id);
+        let (stream, pool, session) = (capture.stream, capture.pool, capture.session.take());
         let ended = self.device().end_capture(self.streams[usize::from(stream)].handle());
         if self.bit_exact {
             self.allocator.mark_capture_end();
             self.allocator.end_allocate_to_pool(pool)?;
             self.allocator.set_current_stream(&self.streams[0])?;
-        } else {
-            self.registry.leave(id);
+        } else if let Some(session) = session {
+            let holds = self.registry.close(session).holds;
+            holds.iter().for_each(|hold| drop(hold.end_capture()));
+            self.captures[graph].holds = holds;
         }
         self.captures[graph].graph = Some(ended?);
         Ok(())
@@ -266,15 +273,16 @@ impl<D: ReplayDevice> Backend for Ours<D> {
             CaptureStatus::Active(id) | CaptureStatus::Invalidated(id) => id,
             CaptureStatus::None => CaptureId(0),
         };
+        let mut session = None;
         if self.bit_exact {
             self.allocator.set_current_stream(stream)?;
             self.allocator.begin_allocate_to_pool(pool, Filter::Capture(id))?;
             self.allocator.mark_capture_begin();
         } else {
             self.allocator.create_pool(pool)?;
-            self.registry.enter(id, pool);
+            session = self.registry.adopt(id, pool);
         }
-        self.captures.push(Capture { stream: of.stream, pool, id, open: true, graph: None });
+        self.captures.push(Capture { stream: of.stream, pool, session, holds: Vec::new(), open: true, graph: None });
         Ok(())
     }
 

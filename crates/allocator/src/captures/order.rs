@@ -51,12 +51,13 @@ impl<D: Device> Arena<D> {
 
 impl<D: Device> Inner<D> {
     /// Frees the deferred blocks of the request's stream whose recorded uses all lie before its frontier.
-    pub(crate) fn reuse_in_capture(&self, request: &Request<D>) -> Result<(), AllocError> {
+    /// Returns how many. Each node of the graph is visited once in a capture.
+    pub(crate) fn reuse_in_capture(&self, request: &Request<D>) -> Result<usize, AllocError> {
         if request.arena.state.lock().deferred.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let device = self.shared.driver.device();
-        let Some(frontier) = device.capture_frontier(request.core.handle)? else { return Ok(()) };
+        let Some(frontier) = device.capture_frontier(request.core.handle)? else { return Ok(0) };
         let key = (frontier.id, request.core.id);
         // Taken out while the driver is asked, so that no lock is held.
         let mut reached = self.reach.lock().sets.remove(&key).unwrap_or_default();
@@ -66,6 +67,7 @@ impl<D: Device> Inner<D> {
                 to_visit.extend(device.node_dependencies(node)?);
             }
         }
+        let freed;
         {
             let mut guard = request.arena.state.lock();
             let state = &mut *guard;
@@ -83,9 +85,10 @@ impl<D: Device> Inner<D> {
                 })
                 .collect();
             state.deferred.retain(|id| !done.contains(id));
+            freed = done.len();
             done.into_iter().for_each(|id| state.complete_free(id, &request.arena.counters));
         }
         self.reach.lock().sets.insert(key, reached);
-        Ok(())
+        Ok(freed)
     }
 }

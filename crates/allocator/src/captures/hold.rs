@@ -1,0 +1,294 @@
+//! Holding a pool: what a graph keeps so that the memory it baked in stays put.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use gpupool_device::{Address, Device};
+
+use crate::allocation::Allocation;
+use crate::arena::{Arena, BlockState, NONE};
+use crate::ids::PoolId;
+use crate::inner::Inner;
+use crate::pool::Pool;
+use crate::stats::PoolStats;
+use crate::units::to_bytes;
+
+/// A range of device addresses.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Range {
+    /// Where it starts.
+    pub address: Address,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Range {
+    /// The first address after it.
+    #[must_use]
+    pub fn end(self) -> Address {
+        self.address.offset(self.bytes)
+    }
+
+    /// What two ranges have in common.
+    #[must_use]
+    pub fn intersection(self, other: Self) -> Option<Self> {
+        let (start, end) = (self.address.max(other.address), self.end().min(other.end()));
+        (start < end).then(|| Self { address: start, bytes: end.offset_from(start) })
+    }
+
+    /// Ranges in order, with no overlap and no touching neighbours.
+    #[must_use]
+    pub fn merged(mut ranges: Vec<Self>) -> Vec<Self> {
+        ranges.sort_unstable();
+        let mut out: Vec<Self> = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            match out.last_mut() {
+                Some(last) if range.address <= last.end() => {
+                    last.bytes = last.end().max(range.end()).offset_from(last.address);
+                }
+                _ => out.push(range),
+            }
+        }
+        out
+    }
+}
+
+/// What a pool handed out during a capture.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Recording {
+    /// Where, merged: everything that a replay may write.
+    pub written: Vec<Range>,
+    /// The most bytes that were live in the pool at once.
+    pub peak_bytes: u64,
+}
+
+/// A live block of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub struct HeldBlock {
+    /// Where it lies.
+    pub range: Range,
+    /// Bytes that its owner asked for.
+    pub requested: u64,
+    /// Tells it from other blocks at the same address.
+    pub generation: u32,
+}
+
+/// A pool in use. Its memory stays where it is until the last hold is dropped, even when the allocator is gone.
+pub struct PoolHold(Arc<dyn HeldPool>);
+
+impl fmt::Debug for PoolHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PoolHold({} of device {})", self.id(), self.device())
+    }
+}
+
+/// A pool, whatever device it is on.
+pub(crate) trait HeldPool: Send + Sync {
+    fn id(&self) -> PoolId;
+    fn allocator(&self) -> u64;
+    fn device(&self) -> u32;
+    fn stats(&self) -> PoolStats;
+    fn version(&self) -> (i64, i64);
+    fn start_recording(&self);
+    fn end_capture(&self) -> Recording;
+    fn live_blocks(&self) -> Vec<HeldBlock>;
+    fn again(&self) -> Option<PoolHold>;
+}
+
+impl PoolHold {
+    pub(crate) fn new(held: Arc<dyn HeldPool>) -> Self {
+        Self(held)
+    }
+
+    /// The pool.
+    #[must_use]
+    pub fn id(&self) -> PoolId {
+        self.0.id()
+    }
+
+    /// The ordinal of its device.
+    #[must_use]
+    pub fn device(&self) -> u32 {
+        self.0.device()
+    }
+
+    /// A number of the allocator it belongs to, unique in the process.
+    #[must_use]
+    pub fn allocator(&self) -> u64 {
+        self.0.allocator()
+    }
+
+    pub(crate) fn is_same_pool(&self, other: &Self) -> bool {
+        (self.id(), self.allocator()) == (other.id(), other.allocator())
+    }
+
+    /// The pool's figures. O(1).
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        self.0.stats()
+    }
+
+    /// Differs from what it was before if a block of the pool was handed out or freed in between. Two loads.
+    #[must_use]
+    pub fn version(&self) -> (i64, i64) {
+        self.0.version()
+    }
+
+    /// From now on notes where blocks are handed out, until [`end_capture`](Self::end_capture).
+    pub fn start_recording(&self) {
+        self.0.start_recording();
+    }
+
+    /// A capture into the pool is over: what it freed belongs to no stream from now on. Returns what was noted.
+    /// O(blocks of the pool).
+    #[must_use]
+    pub fn end_capture(&self) -> Recording {
+        self.0.end_capture()
+    }
+
+    /// The live blocks of the pool, by address. O(blocks of the pool).
+    #[must_use]
+    pub fn live_blocks(&self) -> Vec<HeldBlock> {
+        self.0.live_blocks()
+    }
+
+    /// Another hold of the same pool; `None` once the allocator is gone.
+    #[must_use]
+    pub fn again(&self) -> Option<Self> {
+        self.0.again()
+    }
+}
+
+/// A use of a pool, given back when dropped.
+pub(crate) struct Held<D: Device> {
+    pub(crate) pool: Arc<Pool<D>>,
+    pub(crate) inner: Weak<Inner<D>>,
+    pub(crate) allocator: u64,
+}
+
+impl<D: Device> Drop for Held<D> {
+    fn drop(&mut self) {
+        // Without an allocator there is nobody to count: the memory goes with the arena.
+        if let Some(inner) = self.inner.upgrade()
+            && let Err(e) = inner.pools.release(self.pool.id)
+        {
+            tracing::warn!(pool = %self.pool.id, error = %e, "a pool was released by someone who did not hold it");
+        }
+    }
+}
+
+impl<D: Device> HeldPool for Held<D> {
+    fn id(&self) -> PoolId {
+        self.pool.id
+    }
+
+    fn allocator(&self) -> u64 {
+        self.allocator
+    }
+
+    fn device(&self) -> u32 {
+        self.pool.arena.shared.driver.device().ordinal()
+    }
+
+    fn stats(&self) -> PoolStats {
+        self.pool.stats()
+    }
+
+    fn version(&self) -> (i64, i64) {
+        self.pool.version()
+    }
+
+    fn start_recording(&self) {
+        self.pool.arena.state.lock().slots[self.pool.slot as usize].recorded = Some(Recording::default());
+    }
+
+    fn end_capture(&self) -> Recording {
+        self.pool.arena.end_capture(self.pool.slot);
+        let recorded = self.pool.arena.state.lock().slots[self.pool.slot as usize].recorded.take();
+        let mut recorded = recorded.unwrap_or_default();
+        recorded.written = Range::merged(recorded.written);
+        recorded
+    }
+
+    fn live_blocks(&self) -> Vec<HeldBlock> {
+        self.pool.arena.live_blocks(self.pool.slot)
+    }
+
+    fn again(&self) -> Option<PoolHold> {
+        self.inner.upgrade()?.hold(&self.pool)
+    }
+}
+
+impl<D: Device> Arena<D> {
+    fn live_blocks(&self, slot: u32) -> Vec<HeldBlock> {
+        let state = self.state.lock();
+        let mut out = Vec::new();
+        for (_, segment) in state.segments.iter().filter(|(_, s)| s.slot == slot) {
+            let mut at = segment.first;
+            while at != NONE {
+                let b = &state.blocks[at];
+                if b.state == BlockState::Live {
+                    let address = segment.memory.base.offset(to_bytes(b.offset));
+                    let range = Range { address, bytes: to_bytes(b.size) };
+                    out.push(HeldBlock { range, requested: b.requested, generation: b.generation });
+                }
+                at = b.next;
+            }
+        }
+        out.sort_unstable_by_key(|b| b.range);
+        out
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// One use more of a pool.
+    pub(crate) fn hold(self: &Arc<Self>, pool: &Arc<Pool<D>>) -> Option<PoolHold> {
+        let taken = self.pools.take(pool.id, true).ok().flatten()?;
+        let held = Held { pool: taken, inner: Arc::downgrade(self), allocator: self.id };
+        Some(PoolHold::new(Arc::new(held)))
+    }
+}
+
+/// A weak reference to a block: says whether it is still the same live block.
+pub struct BlockRef<D: Device> {
+    arena: Weak<Arena<D>>,
+    block: u32,
+    generation: u32,
+    range: Range,
+}
+
+impl<D: Device> fmt::Debug for BlockRef<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BlockRef({}, {} bytes)", self.range.address, self.range.bytes)
+    }
+}
+
+impl<D: Device> BlockRef<D> {
+    pub(crate) fn new(arena: &Arc<Arena<D>>, block: u32, generation: u32, range: Range) -> Self {
+        Self { arena: Arc::downgrade(arena), block, generation, range }
+    }
+
+    /// Where the block lies.
+    #[must_use]
+    pub fn range(&self) -> Range {
+        self.range
+    }
+
+    /// Whether the block is live and has been all the time. Takes the arena's lock.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        let Some(arena) = self.arena.upgrade() else { return false };
+        arena.state.lock().is_live(self.block, self.generation)
+    }
+}
+
+impl<D: Device> Allocation<D> {
+    /// A weak reference to the block; `None` for one that no arena holds (of zero bytes, or without caching).
+    #[must_use]
+    pub fn downgrade(&self) -> Option<BlockRef<D>> {
+        let (arena, block, generation) = self.parts()?;
+        Some(BlockRef::new(arena, block, generation, Range { address: self.address(), bytes: self.size() }))
+    }
+}

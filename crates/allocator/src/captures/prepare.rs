@@ -1,0 +1,116 @@
+//! A pool before and after a capture.
+
+use std::sync::Arc;
+
+use gpupool_device::Device;
+
+use crate::arena::{Arena, BlockId, LaneKind};
+use crate::error::AllocError;
+use crate::ids::{Part, PoolId};
+use crate::inner::Inner;
+use crate::pool::Pool;
+use crate::totals::Refusal;
+
+impl<D: Device> Arena<D> {
+    /// A capture into a pool slot is over: deferred frees are settled (what was recorded inside the capture is over with it), and what
+    /// is free belongs to no stream from now on. O(blocks of the pool).
+    pub(crate) fn end_capture(self: &Arc<Self>, slot: u32) {
+        let still_used: Vec<BlockId> = {
+            let mut guard = self.state.lock();
+            let state = &mut *guard;
+            let (blocks, lanes) = (&state.blocks, &state.lanes);
+            let (mine, others) = state.deferred.iter().partition(|id| {
+                let lane = &lanes[blocks[**id].lane as usize];
+                lane.slot == slot && lane.kind == LaneKind::Capture
+            });
+            state.deferred = others;
+            let mine: Vec<BlockId> = mine;
+            let mut still_used = Vec::new();
+            for id in mine {
+                let uses = state.blocks[id].uses;
+                let over = state.uses.get_mut(uses).is_none_or(|uses| {
+                    let captured = std::mem::take(&mut uses.captured);
+                    uses.streams.retain(|s| !captured.contains(&s.id));
+                    uses.streams.is_empty()
+                });
+                if over {
+                    state.complete_free(id, &self.counters);
+                } else {
+                    still_used.push(id);
+                }
+            }
+            state.neutralise(slot, &self.shared.neutral, &self.counters, |l| l.kind == LaneKind::Capture);
+            still_used
+        };
+        still_used.into_iter().for_each(|id| self.make_pending(id));
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// Makes what eager work has freed in a pool available to captures, once the streams that used it are done with it. With `wait` it
+    /// waits on the host for that, so that a capture finds the same memory in every run.
+    pub(crate) fn prepare_pool(&self, pool: &Pool<D>, wait: bool) -> Result<(), AllocError> {
+        let arena = &pool.arena;
+        if wait {
+            arena.wait_for_pending()?;
+        } else {
+            arena.poll(true);
+        }
+        let eager: Vec<_> = {
+            let state = arena.state.lock();
+            let lanes = state.lanes.iter().filter(|l| l.in_use && l.slot == pool.slot && l.kind == LaneKind::Stream);
+            lanes.map(|l| Arc::clone(&l.core)).collect()
+        };
+        for core in eager {
+            // Whoever frees eagerly meanwhile makes us look again; it is not worth more than a few looks.
+            for _ in 0..4 {
+                let (mark, seen) = {
+                    let _state = arena.state.lock();
+                    (core.open_mark(), pool.version())
+                };
+                if !core.is_done(mark) && !core.is_closed(mark) {
+                    self.shared.mark_unless_capturing(&core)?;
+                }
+                core.poll(&self.shared.driver);
+                if wait && core.is_closed(mark) {
+                    core.wait(&self.shared.driver, mark)?;
+                }
+                let mut state = arena.state.lock();
+                if !core.is_done(mark) {
+                    break;
+                }
+                if pool.version() == seen {
+                    let pick = |l: &crate::arena::Lane| l.kind == LaneKind::Stream && l.core.id == core.id;
+                    state.neutralise(pool.slot, &self.shared.neutral, &arena.counters, pick);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds one segment of at least `bytes` to a pool ahead of a capture. Returns its bytes.
+    pub(crate) fn reserve(&self, id: PoolId, part: Part, bytes: u64) -> Result<u64, AllocError> {
+        let pool = self.pools.get(id)?;
+        let bytes = self.shared.segment_bytes(bytes.max(1).next_multiple_of(2 << 20));
+        match self.shared.totals.begin_growth(bytes, false) {
+            Ok(()) => {}
+            Err(Refusal::Rejected) => return Err(AllocError::Rejected { requested: bytes }),
+            Err(Refusal::Limit) => return Err(AllocError::CannotReserve { pool: id, bytes }),
+        }
+        let memory = match self.shared.make_memory(bytes, pool.provider.as_ref(), self.shared.neutral.handle) {
+            Ok(memory) => memory,
+            Err(e) => {
+                self.shared.totals.cancel(bytes);
+                let refused = AllocError::CannotReserve { pool: id, bytes };
+                return Err(if e.is_out_of_memory() { refused } else { e.into() });
+            }
+        };
+        self.shared.totals.commit(bytes, part, id);
+        let mut state = pool.arena.state.lock();
+        pool.counters.reserved_bytes.increase(part, bytes as i64);
+        let lane = state.lanes_of(pool.slot, &self.shared.neutral, LaneKind::Neutral) + part.index() as u32;
+        state.attach(memory, lane);
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,181 @@
+//! The registry of captures: which are under way in the process, and which pool each one's memory comes from.
+//!
+//! A *session* is our side of a capture. It is entered by stream before the driver begins, and known by the capture's id from then on,
+//! so there is no gap in which a request on the stream finds neither:
+//!
+//! * **R1** While a session is open, a request on a stream that captures under its id goes to its pool, whatever thread asks and
+//!   whichever stream of whichever device joined the capture.
+//! * **R2** Between the driver's begin and the moment its id is noted, the session's own stream is recognised by its handle.
+//! * **R3** A request on a stream that captures under an id that no session has is an error, never default memory.
+//! * **R4** While no session is open, an allocation asks the driver nothing about captures.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
+
+use gpupool_device::{Call, CaptureId, DriverError, StreamHandle};
+
+use super::hold::PoolHold;
+use crate::ids::PoolId;
+use crate::sync::{Mutex, Rank};
+
+/// Names a session.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SessionKey(u64);
+
+/// A driver call of ours that a capture did not permit, and which invalidated it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Offence {
+    /// The call.
+    pub call: Call,
+    /// The driver's code.
+    pub code: u32,
+    /// The thread that made it.
+    pub thread: ThreadId,
+}
+
+/// What a session leaves behind when it is over.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct CaptureEnd {
+    /// The pools that the capture touched, one on each device. They are in use as long as these live.
+    pub holds: Vec<PoolHold>,
+    /// The first of our calls that the capture did not permit, if any.
+    pub offence: Option<Offence>,
+}
+
+#[derive(Debug)]
+struct Session {
+    key: SessionKey,
+    /// The device's ordinal and the stream the capture begins on.
+    stream: Option<(u32, StreamHandle)>,
+    id: Option<CaptureId>,
+    pool: PoolId,
+    holds: Vec<PoolHold>,
+    offence: Option<Offence>,
+}
+
+#[derive(Debug, Default)]
+struct Sessions {
+    next: u64,
+    open: Vec<Session>,
+}
+
+/// Which captures of the process are under way, and which pool each one's memory comes from. Shared by the allocators of all
+/// devices, since a capture can spread over several.
+#[derive(Debug)]
+pub struct CaptureRegistry {
+    open: AtomicUsize,
+    sessions: Mutex<Sessions>,
+}
+
+impl Default for CaptureRegistry {
+    fn default() -> Self {
+        Self { open: AtomicUsize::new(0), sessions: Mutex::new(Rank::Leaf, Sessions::default()) }
+    }
+}
+
+impl CaptureRegistry {
+    /// The registry of this process.
+    #[must_use]
+    pub fn global() -> Arc<Self> {
+        static GLOBAL: OnceLock<Arc<CaptureRegistry>> = OnceLock::new();
+        Arc::clone(GLOBAL.get_or_init(Arc::default))
+    }
+
+    fn open(&self, stream: Option<(u32, StreamHandle)>, id: Option<CaptureId>, pool: PoolId) -> SessionKey {
+        let mut sessions = self.sessions.lock();
+        sessions.next += 1;
+        let key = SessionKey(sessions.next);
+        sessions.open.push(Session { key, stream, id, pool, holds: Vec::new(), offence: None });
+        self.open.store(sessions.open.len(), Ordering::Release);
+        key
+    }
+
+    /// Opens a session for a capture that is about to begin on a stream of the device with this ordinal. `None` if a session already
+    /// draws from `pool`: what one capture freed would be handed to the other, and nothing orders them.
+    pub fn announce(&self, device: u32, stream: StreamHandle, pool: PoolId) -> Option<SessionKey> {
+        if self.is_drawn_from(pool) {
+            return None;
+        }
+        Some(self.open(Some((device, stream)), None, pool))
+    }
+
+    /// The driver has begun the announced capture, under this id.
+    pub fn begun(&self, key: SessionKey, id: CaptureId) {
+        let mut sessions = self.sessions.lock();
+        if let Some(session) = sessions.open.iter_mut().find(|s| s.key == key) {
+            session.id = Some(id);
+        }
+    }
+
+    /// Opens a session for a capture that someone else began. `None` as for [`announce`](Self::announce), or if the capture has a
+    /// session.
+    pub fn adopt(&self, id: CaptureId, pool: PoolId) -> Option<SessionKey> {
+        if self.is_drawn_from(pool) || self.pool_of(id).is_some() {
+            return None;
+        }
+        Some(self.open(None, Some(id), pool))
+    }
+
+    fn is_drawn_from(&self, pool: PoolId) -> bool {
+        self.sessions.lock().open.iter().any(|s| s.pool == pool)
+    }
+
+    /// Closes a session. Call it after the driver's end.
+    pub fn close(&self, key: SessionKey) -> CaptureEnd {
+        let mut sessions = self.sessions.lock();
+        let Some(at) = sessions.open.iter().position(|s| s.key == key) else { return CaptureEnd::default() };
+        let session = sessions.open.remove(at);
+        self.open.store(sessions.open.len(), Ordering::Release);
+        CaptureEnd { holds: session.holds, offence: session.offence }
+    }
+
+    /// Whether no session is open. One load.
+    #[inline]
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.open.load(Ordering::Acquire) == 0
+    }
+
+    /// The pool of a capture.
+    #[must_use]
+    pub fn pool_of(&self, id: CaptureId) -> Option<PoolId> {
+        self.sessions.lock().open.iter().find(|s| s.id == Some(id)).map(|s| s.pool)
+    }
+
+    /// The session of a request on a stream that captures under `id`, and its pool.
+    pub(crate) fn find(&self, id: CaptureId, device: u32, stream: StreamHandle) -> Option<(SessionKey, PoolId)> {
+        let sessions = self.sessions.lock();
+        let by_id = sessions.open.iter().find(|s| s.id == Some(id));
+        // R2: begun, but its id is not noted yet.
+        let by_stream = || sessions.open.iter().find(|s| s.id.is_none() && s.stream == Some((device, stream)));
+        by_id.or_else(by_stream).map(|s| (s.key, s.pool))
+    }
+
+    /// Keeps a pool for a session's graph. Returns the hold back if the session is over or has it.
+    pub(crate) fn keep(&self, key: SessionKey, hold: PoolHold) -> Option<PoolHold> {
+        let mut sessions = self.sessions.lock();
+        let Some(session) = sessions.open.iter_mut().find(|s| s.key == key) else { return Some(hold) };
+        if session.holds.iter().any(|h| h.is_same_pool(&hold)) {
+            return Some(hold);
+        }
+        session.holds.push(hold);
+        None
+    }
+
+    /// Whether a session keeps the pool of this allocator.
+    pub(crate) fn keeps(&self, key: SessionKey, allocator: u64) -> bool {
+        let sessions = self.sessions.lock();
+        let session = sessions.open.iter().find(|s| s.key == key);
+        session.is_some_and(|s| s.holds.iter().any(|h| h.allocator() == allocator))
+    }
+
+    /// Notes a call that the driver refused because of a capture: it may have invalidated any that is under way.
+    pub(crate) fn note(&self, error: DriverError) {
+        let offence = Offence { call: error.call, code: error.code, thread: std::thread::current().id() };
+        for session in &mut self.sessions.lock().open {
+            session.offence.get_or_insert(offence);
+        }
+    }
+}

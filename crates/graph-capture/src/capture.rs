@@ -1,0 +1,215 @@
+//! A capture under way.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use gpupool_allocator::{Allocator, CaptureEnd, Filter, HeldBlock, PoolHold, PoolId, SessionKey, Stream};
+use gpupool_device::{CaptureId, GraphDevice, GraphHandle, code};
+
+use crate::captures::CapturesInner;
+use crate::error::CaptureError;
+use crate::graph::{Graph, GraphId, GraphInner, GraphPool, GraphReport, PoolReport, count_nodes};
+
+/// What a pool was like when the capture began.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Before {
+    pub(crate) reserved: i64,
+}
+
+/// A capture under way. Requests on its stream, and on every stream that joins it, are served from its pool, whatever thread makes them.
+///
+/// [`end`](Self::end) gives its graph. Dropping it abandons the capture: the driver's capture is ended, and stream, routing and pool are
+/// as they were before, except that blocks handed out meanwhile stay their owners'.
+///
+/// It cannot be sent to another thread: the driver wants a capture ended by the thread that began it.
+#[must_use = "dropping a capture abandons it"]
+pub struct Capture<D: GraphDevice> {
+    pub(crate) captures: Arc<CapturesInner<D>>,
+    pub(crate) allocator: Allocator<D>,
+    pub(crate) stream: Stream<D>,
+    pub(crate) session: Option<SessionKey>,
+    pub(crate) id: CaptureId,
+    pub(crate) pool: PoolId,
+    pub(crate) before: Before,
+    pub(crate) not_send: PhantomData<*const ()>,
+}
+
+impl<D: GraphDevice> std::fmt::Debug for Capture<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Capture({} on {:?} into pool {})", self.id.0, self.stream, self.pool)
+    }
+}
+
+/// While it lives, requests of the thread that made it go outside its capture's pool.
+#[must_use = "dropping it closes the scope"]
+pub struct Outside<D: GraphDevice> {
+    allocator: Allocator<D>,
+    not_send: PhantomData<*const ()>,
+}
+
+impl<D: GraphDevice> Drop for Outside<D> {
+    fn drop(&mut self) {
+        if let Err(e) = self.allocator.end_allocate_to_pool(PoolId::DEFAULT) {
+            tracing::warn!(error = %e, "a scope outside a capture's pool was closed by someone else");
+        }
+    }
+}
+
+impl<D: GraphDevice> Capture<D> {
+    /// The driver's number of the capture.
+    #[must_use]
+    pub fn id(&self) -> CaptureId {
+        self.id
+    }
+
+    /// The pool that its requests are served from.
+    #[must_use]
+    pub fn pool(&self) -> PoolId {
+        self.pool
+    }
+
+    /// The stream it was begun on.
+    #[must_use]
+    pub fn stream(&self) -> &Stream<D> {
+        &self.stream
+    }
+
+    /// Sends this thread's requests to the default pool until the result is dropped: for buffers that outlive the graph, such as a
+    /// library's workspaces.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Allocator::begin_allocate_inside`].
+    pub fn outside(&self) -> Result<Outside<D>, CaptureError> {
+        let filter = Filter::Thread(std::thread::current().id());
+        self.allocator.begin_allocate_inside(self.id, PoolId::DEFAULT, filter)?;
+        Ok(Outside { allocator: self.allocator.clone(), not_send: PhantomData })
+    }
+
+    /// Ends the capture and gives its graph.
+    ///
+    /// # Errors
+    ///
+    /// [`CaptureError::Invalidated`], with the first call of ours that the capture did not permit; the driver's. The capture is over all
+    /// the same, and nothing of it is left.
+    pub fn end(mut self) -> Result<Graph<D>, CaptureError> {
+        let ended = self.captures.device.end_capture(self.stream.handle());
+        let end = self.close();
+        let handle = match ended {
+            Ok(handle) => handle,
+            Err(e) => {
+                drop(CaptureSide::settle(&self, end.holds));
+                self.captures.reaper.tidy(false);
+                return Err(match e.code {
+                    code::CAPTURE_INVALIDATED | code::CAPTURE_UNSUPPORTED | code::CAPTURE_UNJOINED => {
+                        let (stream, capture) = (self.stream.id(), self.id);
+                        CaptureError::Invalidated { stream, capture, first: end.offence, end: e }
+                    }
+                    _ => e.into(),
+                });
+            }
+        };
+        let graph = self.graph(handle, end)?;
+        self.captures.reaper.tidy(false);
+        Ok(graph)
+    }
+
+    fn close(&mut self) -> CaptureEnd {
+        match self.session.take() {
+            Some(session) => self.allocator.capture_registry().close(session),
+            None => CaptureEnd::default(),
+        }
+    }
+
+    fn graph(&self, handle: GraphHandle, end: CaptureEnd) -> Result<Graph<D>, CaptureError> {
+        let CaptureSide { pools, reports } = CaptureSide::settle(self, end.holds);
+        let nodes = match self.captures.device.graph_nodes(handle) {
+            Ok(nodes) => nodes,
+            Err(e) => {
+                // The graph must not be lost: without its nodes it is of no use to anyone.
+                if let Err(e) = self.captures.device.graph_destroy(handle) {
+                    tracing::warn!(error = %e, "a graph was not destroyed");
+                }
+                return Err(e.into());
+            }
+        };
+        let (by_kind, memory_nodes) = count_nodes(&nodes);
+        if memory_nodes > 0 {
+            tracing::warn!(memory_nodes, "a captured graph allocates memory when it runs: it cannot be launched twice");
+        }
+        if by_kind.is_empty() {
+            tracing::warn!("a capture recorded nothing: was the work on another stream or device?");
+        }
+        let report = GraphReport { capture: self.id, nodes: by_kind, memory_nodes, pools: reports };
+        Ok(Graph {
+            inner: Arc::new(GraphInner {
+                id: GraphId::fresh(),
+                device: Arc::clone(&self.captures.device),
+                handle,
+                reaper: Arc::clone(&self.captures.reaper),
+                pools,
+                inputs: parking_lot::Mutex::new(Vec::new()),
+                retained: parking_lot::Mutex::new(Vec::new()),
+                report,
+            }),
+        })
+    }
+}
+
+/// The pools of a capture that is over.
+struct CaptureSide<D: GraphDevice> {
+    pools: Vec<GraphPool<D>>,
+    reports: Vec<PoolReport>,
+}
+
+impl<D: GraphDevice> CaptureSide<D> {
+    /// Settles the pools: what was freed belongs to no stream from now on. In the order their runs are locked in.
+    fn settle(capture: &Capture<D>, mut holds: Vec<PoolHold>) -> Self {
+        holds.sort_by_key(|h| (h.allocator(), h.id()));
+        let (mut pools, mut reports) = (Vec::new(), Vec::new());
+        for hold in holds {
+            let recording = hold.end_capture();
+            let written = recording.written;
+            let inside = |b: &HeldBlock| written.iter().any(|w| w.intersection(b.range).is_some());
+            let outputs: Vec<_> = hold.live_blocks().into_iter().filter(inside).collect();
+            let reserved = hold.stats().reserved_bytes.all.current;
+            // Pools of other devices, and this one if it is new, had nothing before.
+            let before = if hold.id() == capture.pool { capture.before.reserved } else { 0 };
+            let new_segment_bytes = (reserved - before).max(0) as u64;
+            let written_bytes: u64 = written.iter().map(|w| w.bytes).sum();
+            reports.push(PoolReport {
+                pool: hold.id(),
+                device: hold.device(),
+                new_segment_bytes,
+                reused_bytes: written_bytes.saturating_sub(new_segment_bytes),
+                peak_bytes: recording.peak_bytes,
+                written: written.clone(),
+                outputs: outputs.clone(),
+            });
+            let runs = capture.captures.runs.of(hold.allocator(), hold.id());
+            runs.lock().captures += 1;
+            pools.push(GraphPool { hold, runs, written, outputs });
+        }
+        Self { pools, reports }
+    }
+}
+
+/// Abandons the capture.
+impl<D: GraphDevice> Drop for Capture<D> {
+    fn drop(&mut self) {
+        if self.session.is_none() {
+            return;
+        }
+        match self.captures.device.end_capture(self.stream.handle()) {
+            Ok(graph) => {
+                if let Err(e) = self.captures.device.graph_destroy(graph) {
+                    tracing::warn!(error = %e, "the graph of an abandoned capture was not destroyed");
+                }
+            }
+            Err(e) => tracing::debug!(error = %e, "an abandoned capture ended with an error"),
+        }
+        let end = self.close();
+        drop(CaptureSide::settle(self, end.holds));
+        self.captures.reaper.tidy(false);
+    }
+}

@@ -1,0 +1,277 @@
+//! An executable graph, and what a launch checks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use gpupool_allocator::{HeldBlock, PoolId, Stream, WorkMark};
+use gpupool_device::{DriverResult, ExecHandle, GraphDevice};
+use parking_lot::Mutex;
+
+use crate::error::LaunchError;
+use crate::graph::{GraphInner, GraphPool, common};
+use crate::reaper::Remains;
+use crate::runs::{InputCheck, LastRun, OutputCheck, PoolRunsState, Sharing};
+
+/// How a launch goes about its checks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct LaunchOptions {
+    /// What to do about graphs of the same pools that may still be running.
+    pub sharing: Sharing,
+    /// When to look for held blocks that the launch overwrites.
+    pub outputs: OutputCheck,
+    /// When to check declared inputs.
+    pub inputs: InputCheck,
+}
+
+impl LaunchOptions {
+    /// The defaults: serialise, report at the first launch of a pair, check inputs at the first launch.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets [`sharing`](Self::sharing).
+    #[must_use]
+    pub fn with_sharing(mut self, sharing: Sharing) -> Self {
+        self.sharing = sharing;
+        self
+    }
+
+    /// Sets [`outputs`](Self::outputs).
+    #[must_use]
+    pub fn with_outputs(mut self, outputs: OutputCheck) -> Self {
+        self.outputs = outputs;
+        self
+    }
+
+    /// Sets [`inputs`](Self::inputs).
+    #[must_use]
+    pub fn with_inputs(mut self, inputs: InputCheck) -> Self {
+        self.inputs = inputs;
+        self
+    }
+}
+
+/// A block that is still held and that a launch overwrites.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Overwrite {
+    /// The pool.
+    pub pool: PoolId,
+    /// The block.
+    pub block: HeldBlock,
+}
+
+/// A launch that was submitted.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Launched<D: GraphDevice> {
+    /// Done once the launch is, and what was submitted to its stream before.
+    pub done: WorkMark<D>,
+    /// Whether the launch was made to wait for a graph of one of its pools on another stream.
+    pub waits: bool,
+    /// Held blocks that it overwrites, where they were looked for.
+    pub overwrites: Vec<Overwrite>,
+}
+
+/// What is known of the pools since the last look for held blocks.
+#[derive(Default)]
+struct Checked {
+    /// For each pool: its version, and how many captures it had seen.
+    pools: Vec<((i64, i64), u64)>,
+}
+
+/// A graph that can be launched. Dropping it neither waits nor fails: what a launch under way needs stays until it has finished.
+pub struct Executable<D: GraphDevice> {
+    graph: Option<Arc<GraphInner<D>>>,
+    exec: ExecHandle,
+    last: Mutex<Option<WorkMark<D>>>,
+    launched: AtomicBool,
+    checked: Mutex<Checked>,
+}
+
+impl<D: GraphDevice> fmt::Debug for Executable<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Executable({})", self.exec.0)
+    }
+}
+
+impl<D: GraphDevice> Executable<D> {
+    pub(crate) fn new(graph: Arc<GraphInner<D>>, exec: ExecHandle) -> Self {
+        Self {
+            graph: Some(graph),
+            exec,
+            last: Mutex::new(None),
+            launched: AtomicBool::new(false),
+            checked: Mutex::new(Checked::default()),
+        }
+    }
+
+    /// The driver's executable.
+    #[must_use]
+    pub fn handle(&self) -> ExecHandle {
+        self.exec
+    }
+
+    /// Does a launch's one-time work ahead of it.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn upload(&self, stream: &Stream<D>) -> DriverResult<()> {
+        match &self.graph {
+            Some(graph) => graph.device.graph_upload(self.exec, stream.handle()),
+            None => Ok(()),
+        }
+    }
+
+    /// Submits one run of the graph to `stream`, with the default checks.
+    ///
+    /// # Errors
+    ///
+    /// As [`launch_with`](Self::launch_with).
+    pub fn launch(&self, stream: &Stream<D>) -> Result<Launched<D>, LaunchError> {
+        self.launch_with(stream, LaunchOptions::default())
+    }
+
+    /// Submits one run of the graph to `stream`. Never waits on the host. On a stream where its pools' last graph ran too it costs a lock
+    /// a pool and no driver call but the launch; else one event and one wait at most for each pool.
+    ///
+    /// # Errors
+    ///
+    /// See [`LaunchError`]. Nothing was submitted then (but a wait may have been).
+    pub fn launch_with(&self, stream: &Stream<D>, options: LaunchOptions) -> Result<Launched<D>, LaunchError> {
+        let Some(graph) = &self.graph else {
+            return Err(gpupool_device::DriverError::new(
+                gpupool_device::Call::GraphLaunch,
+                gpupool_device::code::INVALID_HANDLE,
+            )
+            .into());
+        };
+        let first = !self.launched.load(Ordering::Acquire);
+        self.check_inputs(graph, options.inputs, first)?;
+        // From here to the end the runs of all pools are ours: check and launch are one step.
+        let mut runs: Vec<_> = graph.pools.iter().map(|p| p.runs.lock()).collect();
+        let overwrites = self.check_outputs(graph, options.outputs, &runs)?;
+        let mut waits = false;
+        for (pool, state) in graph.pools.iter().zip(&runs) {
+            waits |= order(pool, state, stream, options.sharing)?;
+        }
+        graph.device.graph_launch(self.exec, stream.handle())?;
+        let done = stream.work_so_far();
+        for state in &mut runs {
+            state.last = Some(LastRun { graph: graph.id, mark: done.clone() });
+        }
+        *self.last.lock() = Some(done.clone());
+        self.launched.store(true, Ordering::Release);
+        Ok(Launched { done, waits, overwrites })
+    }
+
+    fn check_inputs(&self, graph: &GraphInner<D>, check: InputCheck, first: bool) -> Result<(), LaunchError> {
+        let looks = match check {
+            InputCheck::Always => true,
+            InputCheck::FirstLaunch => first || cfg!(debug_assertions),
+            InputCheck::Off => false,
+        };
+        if !looks {
+            return Ok(());
+        }
+        match graph.inputs.lock().iter().find(|input| !input.is_live()) {
+            Some(gone) => Err(LaunchError::InputGone { range: gone.range() }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_outputs(
+        &self,
+        graph: &GraphInner<D>,
+        check: OutputCheck,
+        runs: &[parking_lot::MutexGuard<'_, PoolRunsState<D>>],
+    ) -> Result<Vec<Overwrite>, LaunchError> {
+        if check == OutputCheck::Off {
+            return Ok(Vec::new());
+        }
+        let mut out = Vec::new();
+        let mut checked = self.checked.lock();
+        for (at, (pool, state)) in graph.pools.iter().zip(runs).enumerate() {
+            let now = (pool.hold.version(), state.captures);
+            let looks = match checked.pools.get(at) {
+                None => true,
+                Some(before) if check == OutputCheck::FirstOfPair => before.1 != now.1,
+                Some(before) => *before != now,
+            };
+            if !looks {
+                continue;
+            }
+            out.extend(overwritten(pool));
+            if at < checked.pools.len() {
+                checked.pools[at] = now;
+            } else {
+                checked.pools.push(now);
+            }
+        }
+        if let Some(first) = out.first() {
+            let count = out.len();
+            tracing::warn!(graph = %graph.id, count, first = ?first.block.range, "a launch overwrites blocks that are still held");
+            if check == OutputCheck::Refuse {
+                // Looked at again at the next launch.
+                checked.pools.clear();
+                return Err(LaunchError::WouldOverwrite { count, first: first.block.range });
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Held blocks of a pool that lie where the graph writes and are not its own outputs.
+fn overwritten<D: GraphDevice>(pool: &GraphPool<D>) -> Vec<Overwrite> {
+    let foreign = pool.hold.live_blocks().into_iter().filter(|b| !pool.outputs.contains(b));
+    let hit = |b: &HeldBlock| !common(&[b.range], &pool.written).is_empty();
+    foreign.filter(hit).map(|block| Overwrite { pool: pool.hold.id(), block }).collect()
+}
+
+/// Orders a launch after the last run of a pool. Whether it was made to wait.
+fn order<D: GraphDevice>(
+    pool: &GraphPool<D>,
+    state: &PoolRunsState<D>,
+    stream: &Stream<D>,
+    sharing: Sharing,
+) -> Result<bool, LaunchError> {
+    let Some(last) = &state.last else { return Ok(false) };
+    if last.mark.stream() == stream.id() || last.mark.is_known_done() {
+        return Ok(false);
+    }
+    match sharing {
+        Sharing::Unchecked => Ok(false),
+        Sharing::Refuse => match last.mark.poll()? {
+            true => Ok(false),
+            false => {
+                Err(LaunchError::PoolInUse { pool: pool.runs.pool, running: last.graph, stream: last.mark.stream() })
+            }
+        },
+        Sharing::Serialize => last.mark.order_before(stream).map_err(|e| match e.code {
+            gpupool_device::code::CAPTURE_UNSUPPORTED => {
+                LaunchError::CannotOrder { running: last.graph, stream: last.mark.stream() }
+            }
+            _ => e.into(),
+        }),
+    }
+}
+
+impl<D: GraphDevice> Drop for Executable<D> {
+    fn drop(&mut self) {
+        let Some(graph) = self.graph.take() else { return };
+        let reaper = Arc::clone(&graph.reaper);
+        reaper.push(Remains {
+            exec: Some(self.exec),
+            graph: None,
+            last: self.last.get_mut().take(),
+            of: Some(graph),
+            holds: Vec::new(),
+            retained: Vec::new(),
+        });
+        reaper.tidy(false);
+    }
+}

@@ -1,0 +1,254 @@
+//! A captured graph: what it holds, what it reports.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gpupool_allocator::{Allocation, BlockRef, HeldBlock, PoolHold, PoolId, Range};
+use gpupool_device::{
+    CaptureId, DriverResult, GraphDevice, GraphHandle, InstantiateFlags, Node, NodeKind, with_relaxed_capture,
+};
+use parking_lot::Mutex;
+
+use crate::executable::Executable;
+use crate::reaper::{Reaper, Remains};
+use crate::runs::PoolRuns;
+
+static NEXT_GRAPH: AtomicU64 = AtomicU64::new(1);
+
+/// A graph's number, unique in the process.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct GraphId(u64);
+
+impl GraphId {
+    pub(crate) fn fresh() -> Self {
+        Self(NEXT_GRAPH.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl fmt::Display for GraphId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "g{}", self.0)
+    }
+}
+
+/// What a capture took from one pool. Sizes in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PoolReport {
+    /// The pool.
+    pub pool: PoolId,
+    /// Its device.
+    pub device: u32,
+    /// New segments that the capture made.
+    pub new_segment_bytes: u64,
+    /// Memory that was in the pool before and that the capture used.
+    pub reused_bytes: u64,
+    /// The most that was live in the pool at once during the capture.
+    pub peak_bytes: u64,
+    /// What the capture handed out, merged: everything that a replay may write.
+    pub written: Vec<Range>,
+    /// Blocks that the capture handed out and that were live at its end.
+    pub outputs: Vec<HeldBlock>,
+}
+
+impl PoolReport {
+    /// Bytes that a replay may write.
+    #[must_use]
+    pub fn written_bytes(&self) -> u64 {
+        self.written.iter().map(|r| r.bytes).sum()
+    }
+}
+
+/// What a capture became.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct GraphReport {
+    /// The driver's number of the capture.
+    pub capture: CaptureId,
+    /// Nodes by kind.
+    pub nodes: BTreeMap<String, usize>,
+    /// Nodes that allocate or free memory when the graph runs: recorded by others, and a fault in most programs, since such a graph
+    /// cannot be launched twice.
+    pub memory_nodes: usize,
+    /// What was taken from each pool that the capture touched.
+    pub pools: Vec<PoolReport>,
+}
+
+impl GraphReport {
+    /// How many nodes there are. A graph without any was most likely captured on the wrong stream or device.
+    #[must_use]
+    pub fn node_count(&self) -> usize {
+        self.nodes.values().sum()
+    }
+}
+
+/// The name of a node's kind.
+fn kind_name(kind: &NodeKind) -> String {
+    match kind {
+        NodeKind::Kernel => "kernel".to_owned(),
+        NodeKind::Memcpy => "memcpy".to_owned(),
+        NodeKind::Memset => "memset".to_owned(),
+        NodeKind::Host => "host function".to_owned(),
+        NodeKind::ChildGraph => "child graph".to_owned(),
+        NodeKind::Empty => "empty".to_owned(),
+        NodeKind::EventWait => "event wait".to_owned(),
+        NodeKind::EventRecord => "event record".to_owned(),
+        NodeKind::MemAlloc { .. } => "memory allocation".to_owned(),
+        NodeKind::MemFree { .. } => "memory free".to_owned(),
+        NodeKind::Other(number) => format!("kind {number}"),
+        _ => "unknown kind".to_owned(),
+    }
+}
+
+/// Nodes by kind, and how many of them are memory nodes.
+pub(crate) fn count_nodes(nodes: &[Node]) -> (BTreeMap<String, usize>, usize) {
+    let mut by_kind = BTreeMap::new();
+    let mut memory = 0;
+    for node in nodes {
+        *by_kind.entry(kind_name(&node.kind)).or_insert(0) += 1;
+        memory += usize::from(matches!(node.kind, NodeKind::MemAlloc { .. } | NodeKind::MemFree { .. }));
+    }
+    (by_kind, memory)
+}
+
+/// One pool of a graph.
+pub(crate) struct GraphPool<D: GraphDevice> {
+    pub(crate) hold: PoolHold,
+    pub(crate) runs: Arc<PoolRuns<D>>,
+    pub(crate) written: Vec<Range>,
+    pub(crate) outputs: Vec<HeldBlock>,
+}
+
+/// A graph, shared by its handles, its executables and their launches.
+pub(crate) struct GraphInner<D: GraphDevice> {
+    pub(crate) id: GraphId,
+    pub(crate) device: Arc<D>,
+    pub(crate) handle: GraphHandle,
+    pub(crate) reaper: Arc<Reaper<D>>,
+    /// In the order their runs are locked in.
+    pub(crate) pools: Vec<GraphPool<D>>,
+    pub(crate) inputs: Mutex<Vec<BlockRef<D>>>,
+    pub(crate) retained: Mutex<Vec<Allocation<D>>>,
+    pub(crate) report: GraphReport,
+}
+
+/// The last handle is gone: the graph goes to the reaper with what it holds.
+impl<D: GraphDevice> Drop for GraphInner<D> {
+    fn drop(&mut self) {
+        let holds = std::mem::take(&mut self.pools).into_iter().map(|p| p.hold).collect();
+        let retained = std::mem::take(self.retained.get_mut());
+        self.reaper.push(Remains { exec: None, graph: Some(self.handle), last: None, of: None, holds, retained });
+    }
+}
+
+/// A captured graph. It holds every pool that its capture touched, so nothing that it baked in is handed to anyone outside them while it,
+/// an executable of it, or a launch of one exists.
+///
+/// Cheap to clone; a clone is the same graph. Dropping the last handle neither waits nor fails.
+pub struct Graph<D: GraphDevice> {
+    pub(crate) inner: Arc<GraphInner<D>>,
+}
+
+impl<D: GraphDevice> Clone for Graph<D> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<D: GraphDevice> fmt::Debug for Graph<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Graph({}, {} nodes)", self.inner.id, self.inner.report.node_count())
+    }
+}
+
+impl<D: GraphDevice> Drop for Graph<D> {
+    fn drop(&mut self) {
+        if Arc::strong_count(&self.inner) == 1 {
+            let reaper = Arc::clone(&self.inner.reaper);
+            // The graph queues itself as its last reference goes, just after this: so it is the next tidy that lets it go. One that is
+            // unused anyway costs nothing here.
+            reaper.tidy(false);
+        }
+    }
+}
+
+impl<D: GraphDevice> Graph<D> {
+    /// The graph's number.
+    #[must_use]
+    pub fn id(&self) -> GraphId {
+        self.inner.id
+    }
+
+    /// The driver's graph.
+    #[must_use]
+    pub fn handle(&self) -> GraphHandle {
+        self.inner.handle
+    }
+
+    /// What the capture became: nodes, memory, outputs.
+    #[must_use]
+    pub fn report(&self) -> &GraphReport {
+        &self.inner.report
+    }
+
+    /// The pools that the graph holds.
+    #[must_use]
+    pub fn pools(&self) -> Vec<PoolId> {
+        self.inner.pools.iter().map(|p| p.hold.id()).collect()
+    }
+
+    /// The byte ranges that both graphs may write: as long as one's results there are needed, the other must not run. O(ranges).
+    #[must_use]
+    pub fn overlap(&self, other: &Self) -> Vec<Range> {
+        let mut out = Vec::new();
+        for mine in &self.inner.pools {
+            for theirs in &other.inner.pools {
+                if mine.hold.id() == theirs.hold.id() && mine.hold.allocator() == theirs.hold.allocator() {
+                    out.extend(common(&mine.written, &theirs.written));
+                }
+            }
+        }
+        Range::merged(out)
+    }
+
+    /// Bytes that this graph may write and none of `others` may: what its destruction would free at most.
+    #[must_use]
+    pub fn exclusive_bytes(&self, others: &[&Self]) -> u64 {
+        let written: u64 = self.inner.pools.iter().flat_map(|p| &p.written).map(|r| r.bytes).sum();
+        let shared = others.iter().filter(|o| o.id() != self.id()).flat_map(|o| self.overlap(o)).collect();
+        written - Range::merged(shared).iter().map(|r| r.bytes).sum::<u64>()
+    }
+
+    /// Pins a block to the graph: it stays live until the graph is gone and its last launch has finished.
+    pub fn retain(&self, block: Allocation<D>) {
+        self.inner.retained.lock().push(block);
+    }
+
+    /// Declares that the graph reads this block: a launch checks that it is still the same live block, and not another one, or nobody's,
+    /// at the same address.
+    pub fn declare_input(&self, block: &Allocation<D>) {
+        self.inner.inputs.lock().extend(block.downgrade());
+    }
+
+    /// Makes the graph executable.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn instantiate(&self, flags: InstantiateFlags) -> DriverResult<Executable<D>> {
+        let exec = with_relaxed_capture(&*self.inner.device, |d| d.instantiate(self.inner.handle, flags))?;
+        Ok(Executable::new(Arc::clone(&self.inner), exec))
+    }
+}
+
+/// What two lists of merged ranges have in common. O(a + b).
+pub(crate) fn common(a: &[Range], b: &[Range]) -> Vec<Range> {
+    let (mut i, mut j, mut out) = (0, 0, Vec::new());
+    while let (Some(x), Some(y)) = (a.get(i), b.get(j)) {
+        out.extend(x.intersection(*y));
+        if x.end() <= y.end() { i += 1 } else { j += 1 }
+    }
+    out
+}

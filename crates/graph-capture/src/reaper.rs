@@ -1,0 +1,118 @@
+//! What is dropped but may not go yet: executables whose launches are unfinished, graphs dropped while a capture is under way, and what
+//! they hold.
+//!
+//! The allocator calls [`Reaper::tidy`] before it gives memory back or waits for some; so does every begin, end and drop.
+
+use std::sync::Arc;
+
+use gpupool_allocator::{Allocation, CaptureRegistry, PoolHold, WorkMark};
+use gpupool_device::{DriverError, ExecHandle, GraphDevice, GraphHandle, with_relaxed_capture};
+use parking_lot::Mutex;
+
+use crate::graph::GraphInner;
+
+/// What is left of a graph or an executable.
+pub(crate) struct Remains<D: GraphDevice> {
+    pub(crate) exec: Option<ExecHandle>,
+    pub(crate) graph: Option<GraphHandle>,
+    /// The last launch.
+    pub(crate) last: Option<WorkMark<D>>,
+    /// An executable's graph.
+    pub(crate) of: Option<Arc<GraphInner<D>>>,
+    pub(crate) holds: Vec<PoolHold>,
+    pub(crate) retained: Vec<Allocation<D>>,
+}
+
+impl<D: GraphDevice> Remains<D> {
+    fn is_over(&self, wait: bool) -> bool {
+        let Some(last) = &self.last else { return true };
+        let over = if wait { last.wait().map(|()| true) } else { last.poll() };
+        over.unwrap_or_else(|e| {
+            tracing::debug!(error = %e, "could not learn whether a launch is over");
+            false
+        })
+    }
+}
+
+/// The queue of what may not go yet.
+pub(crate) struct Reaper<D: GraphDevice> {
+    device: Arc<D>,
+    registry: Arc<CaptureRegistry>,
+    queue: Mutex<Vec<Remains<D>>>,
+}
+
+impl<D: GraphDevice> Reaper<D> {
+    pub(crate) fn new(device: Arc<D>, registry: Arc<CaptureRegistry>) -> Self {
+        Self { device, registry, queue: Mutex::new(Vec::new()) }
+    }
+
+    /// Queues what was dropped. Neither waits nor fails.
+    pub(crate) fn push(&self, remains: Remains<D>) {
+        self.queue.lock().push(remains);
+    }
+
+    /// How much is queued.
+    pub(crate) fn len(&self) -> usize {
+        self.queue.lock().len()
+    }
+
+    /// Lets go of what may go now; whether anything did. Does nothing while a capture is under way. With `wait` it **waits** for
+    /// launches.
+    pub(crate) fn tidy(&self, wait: bool) -> bool {
+        if !self.registry.is_quiet() {
+            return false;
+        }
+        let mut any = false;
+        // Letting an executable go can queue its graph: look again until nothing moves.
+        loop {
+            let queued = std::mem::take(&mut *self.queue.lock());
+            let (over, mut rest): (Vec<_>, Vec<_>) = queued.into_iter().partition(|r| r.is_over(wait));
+            let mut moved = false;
+            for mut remains in over {
+                self.destroy(&mut remains);
+                if remains.exec.is_some() || remains.graph.is_some() {
+                    // The driver did not take it: its memory may go all the same, since nobody can launch it any more.
+                    remains.holds.clear();
+                    remains.retained.clear();
+                    remains.of = None;
+                    rest.push(remains);
+                } else {
+                    moved = true;
+                }
+            }
+            self.queue.lock().extend(rest);
+            any |= moved;
+            if !moved {
+                return any;
+            }
+        }
+    }
+
+    fn destroy(&self, remains: &mut Remains<D>) {
+        let warn = |e: DriverError| tracing::warn!(error = %e, "a graph was not destroyed; it is tried again");
+        if let Some(exec) = remains.exec {
+            match with_relaxed_capture(&*self.device, |d| d.exec_destroy(exec)) {
+                Ok(()) => remains.exec = None,
+                Err(e) => warn(e),
+            }
+        }
+        if let Some(graph) = remains.graph {
+            match self.device.graph_destroy(graph) {
+                Ok(()) => remains.graph = None,
+                Err(e) => warn(e),
+            }
+        }
+    }
+}
+
+/// Nobody will call again: waits for what is unfinished, and lets go of everything.
+impl<D: GraphDevice> Drop for Reaper<D> {
+    fn drop(&mut self) {
+        for mut remains in std::mem::take(self.queue.get_mut()) {
+            if !remains.is_over(true) {
+                tracing::warn!("a launch could not be waited for; what it holds is let go");
+            }
+            self.destroy(&mut remains);
+        }
+    }
+}

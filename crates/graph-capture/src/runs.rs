@@ -1,0 +1,97 @@
+//! The runs of a pool: which graph ran last and where, and what a launch must do about it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use gpupool_allocator::{PoolId, WorkMark};
+use gpupool_device::Device;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::graph::GraphId;
+
+/// What a launch does when a graph that shares a pool may still be running on another stream.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Sharing {
+    /// The launch waits for it, on the device.
+    #[default]
+    Serialize,
+    /// The launch is refused.
+    Refuse,
+    /// The caller sees to it that they do not overlap.
+    Unchecked,
+}
+
+/// When a launch looks for blocks that are still held and that it would overwrite.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum OutputCheck {
+    /// At the first launch after another capture into one of its pools.
+    #[default]
+    FirstOfPair,
+    /// Whenever a block of one of its pools was handed out or freed since the last launch.
+    Always,
+    /// As `Always`, and the launch is refused if there are any.
+    Refuse,
+    /// Never.
+    Off,
+}
+
+/// When a launch checks that declared inputs are still the same live blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum InputCheck {
+    /// At the first launch, and always in debug builds.
+    #[default]
+    FirstLaunch,
+    /// At every launch.
+    Always,
+    /// Never.
+    Off,
+}
+
+/// The last run of a pool's graphs.
+pub(crate) struct LastRun<D: Device> {
+    pub(crate) graph: GraphId,
+    pub(crate) mark: WorkMark<D>,
+}
+
+/// What is remembered of a pool's runs.
+pub(crate) struct PoolRunsState<D: Device> {
+    pub(crate) last: Option<LastRun<D>>,
+    /// Captures into the pool so far.
+    pub(crate) captures: u64,
+}
+
+/// A pool's runs, with the lock that makes check and launch one step.
+pub(crate) struct PoolRuns<D: Device> {
+    pub(crate) pool: PoolId,
+    state: Mutex<PoolRunsState<D>>,
+}
+
+impl<D: Device> PoolRuns<D> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, PoolRunsState<D>> {
+        self.state.lock()
+    }
+}
+
+/// The runs of all pools that a graph holds, by allocator and pool: the order they are locked in.
+pub(crate) struct RunsTable<D: Device> {
+    pools: Mutex<HashMap<(u64, PoolId), Weak<PoolRuns<D>>>>,
+}
+
+impl<D: Device> RunsTable<D> {
+    pub(crate) fn new() -> Self {
+        Self { pools: Mutex::new(HashMap::new()) }
+    }
+
+    /// The runs of a pool; the same for every graph that holds it.
+    pub(crate) fn of(&self, allocator: u64, pool: PoolId) -> Arc<PoolRuns<D>> {
+        let mut pools = self.pools.lock();
+        if let Some(known) = pools.get(&(allocator, pool)).and_then(Weak::upgrade) {
+            return known;
+        }
+        pools.retain(|_, runs| runs.strong_count() > 0);
+        let state = PoolRunsState { last: None, captures: 0 };
+        let runs = Arc::new(PoolRuns { pool, state: Mutex::new(state) });
+        pools.insert((allocator, pool), Arc::downgrade(&runs));
+        runs
+    }
+}
