@@ -209,7 +209,7 @@ impl Device for FakeDriver {
             Ok(Some(CaptureFrontier { id: *id, graph: GraphHandle(id.0), nodes }))
         })
     }
-    fn node_dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>> {
+    fn node_dependencies(&self, _: GraphHandle, node: NodeId) -> DriverResult<Vec<NodeId>> {
         self.with(|s| Ok(s.dependencies.get(&node).cloned().unwrap_or_default()))
     }
     fn exchange_capture_mode(&self, _: CaptureMode) -> DriverResult<CaptureMode> {

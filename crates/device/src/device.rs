@@ -2,7 +2,7 @@
 
 use crate::{
     Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, DeviceProperties, DriverError, DriverResult,
-    EventHandle, MemoryHandle, MemoryInfo, NodeId, StreamHandle, code,
+    EventHandle, GraphHandle, MemoryHandle, MemoryInfo, NodeId, StreamHandle, code,
 };
 
 /// Every call the allocator ever makes to a driver. See the crate's documentation for the rules (D1 to D4) and for what
@@ -100,11 +100,11 @@ pub trait Device: Send + Sync + 'static {
     /// *Blocks*: no. *Capture*: permitted.
     fn capture_frontier(&self, stream: StreamHandle) -> DriverResult<Option<CaptureFrontier>>;
 
-    /// The nodes that `node` of a graph under capture depends on directly. *Blocks*: no. *Capture*: permitted.
+    /// The nodes that `node` of `graph`, which is under capture, depends on directly. *Blocks*: no. *Capture*: permitted.
     ///
     /// *Errors*: `NOT_SUPPORTED` from a device that cannot tell, which is what the provided body does.
-    fn node_dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>> {
-        let _ = node;
+    fn node_dependencies(&self, graph: GraphHandle, node: NodeId) -> DriverResult<Vec<NodeId>> {
+        let _ = (graph, node);
         Err(DriverError::new(Call::GraphGetEdges, code::NOT_SUPPORTED))
     }
 

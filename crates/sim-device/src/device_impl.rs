@@ -2,7 +2,7 @@
 
 use gpupool_device::{
     Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverResult, EventHandle,
-    MemoryHandle, MemoryInfo, StreamHandle, code,
+    GraphHandle, MemoryHandle, MemoryInfo, NodeId, StreamHandle, code,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -255,6 +255,15 @@ impl Device for SimDevice {
         self.call(Call::StreamGetCaptureInfo, |this, state| {
             let stream = state.stream(this.shared.ordinal, stream)?;
             Ok((state.frontier(stream), state.config.costs.capture_frontier))
+        })
+    }
+
+    fn node_dependencies(&self, graph: GraphHandle, node: NodeId) -> DriverResult<Vec<NodeId>> {
+        self.call(Call::GraphGetEdges, |_, state| {
+            let graph = state.graphs.get(graph).ok_or(code::INVALID_VALUE)?;
+            // Node numbers grow, so a graph's nodes are in order.
+            let at = graph.nodes.binary_search_by_key(&node, |n| n.id).map_err(|_| code::INVALID_VALUE)?;
+            Ok((graph.nodes[at].after.clone(), state.config.costs.capture_frontier))
         })
     }
 

@@ -64,7 +64,7 @@ impl<D: Device> Inner<D> {
         let mut to_visit = frontier.nodes;
         while let Some(node) = to_visit.pop() {
             if reached.insert(node) {
-                to_visit.extend(device.node_dependencies(node)?);
+                to_visit.extend(device.node_dependencies(frontier.graph, node)?);
             }
         }
         let freed;
