@@ -96,6 +96,9 @@ pub(crate) struct Stress {
     /// What the operations are drawn from
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
+    /// The simulated device's memory, in bytes or with a unit: little of it makes requests fail and wait
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value_t = DEFAULT_CAPACITY)]
+    pub(crate) capacity: u64,
     /// The table of peers that are present (not in this version)
     #[arg(long)]
     pub(crate) compare: bool,

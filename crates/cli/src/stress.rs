@@ -55,8 +55,14 @@ fn limit(arguments: &Stress) -> Result<Limit, Failure> {
 fn one(arguments: &Stress, limit: Limit, policy: Policy) -> Result<StressReport, Failure> {
     let what = format!("stress under {policy}");
     let progress = Progress::spinner(what.clone());
-    let options =
-        StressOptions { policy, threads: arguments.threads, limit, seed: arguments.seed, shape: Shape::default() };
+    let options = StressOptions {
+        policy,
+        threads: arguments.threads,
+        limit,
+        seed: arguments.seed,
+        shape: Shape::default(),
+        capacity: arguments.capacity,
+    };
     let say = |operations| progress.say(format!("{what}: {} operations", count(operations)));
     Ok(stress_simulated(&options, &say)?)
 }

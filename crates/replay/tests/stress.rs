@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use gpupool_allocator::{Config, Policy};
 use gpupool_replay::generate::{Generator, Op, Shape, Sizes, decode};
+use gpupool_replay::replay::DEFAULT_CAPACITY;
 use gpupool_replay::stress::{Common, Failed, Harness, Limit, StressOptions, stress, stress_simulated};
 use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
 use proptest::prelude::*;
@@ -76,12 +77,28 @@ fn who_writes_to_a_block_that_is_not_his_is_noticed() {
     assert!(matches!(error, Failed::Contents { .. }), "{error}");
 }
 
+fn plenty(policy: Policy) -> StressOptions {
+    let limit = Limit::Operations(NonZeroU64::MIN);
+    StressOptions { policy, threads: 1, limit, seed: 3, shape: Shape::default(), capacity: DEFAULT_CAPACITY }
+}
+
+#[test]
+fn threads_compete_for_little_memory() {
+    for policy in Policy::ALL {
+        let limit = Limit::Operations(NonZeroU64::new(6000).unwrap());
+        let options = StressOptions { threads: 3, limit, capacity: 64 * MIB, ..plenty(*policy) };
+        let report = stress_simulated(&options, &|_| {}).unwrap();
+        assert_eq!((report.errors, report.leaked_bytes), (0, 0), "{:?}", report.messages);
+        assert!(report.out_of_memory > 0, "{policy}");
+    }
+}
+
 #[test]
 fn threads_exchange_blocks_and_nothing_is_lost() {
     for policy in Policy::ALL {
         let operations = NonZeroU64::new(12_000).unwrap();
         let limit = Limit::Operations(operations);
-        let options = StressOptions { policy: *policy, threads: 4, limit, seed: 3, shape: Shape::default() };
+        let options = StressOptions { threads: 4, limit, ..plenty(*policy) };
         let report = stress_simulated(&options, &|_| {}).unwrap();
         assert_eq!((report.errors, report.leaked_bytes), (0, 0), "{:?}", report.messages);
         assert!(report.operations > 6_000 && report.checked_bytes > 0 && report.ns_per_operation > 0.0);
@@ -93,7 +110,7 @@ fn what_a_device_refuses_is_an_error_of_the_report() {
     let device = SimDevice::new(SimConfig::default());
     device.fail_nth(gpupool_device::Call::LaunchKernel, 500, gpupool_device::code::UNKNOWN);
     let limit = Limit::Operations(NonZeroU64::new(5000).unwrap());
-    let options = StressOptions { policy: Policy::Segments, threads: 1, limit, seed: 3, shape: Shape::default() };
+    let options = StressOptions { limit, ..plenty(Policy::Segments) };
     let report = stress(Arc::new(device), &options, &|_| {}).unwrap();
     assert!(report.errors > 0 && report.messages[0].contains("cuLaunchKernel"), "{:?}", report.messages);
 }

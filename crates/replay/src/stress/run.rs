@@ -39,6 +39,8 @@ pub struct StressOptions {
     pub seed: u64,
     /// What they look like.
     pub shape: Shape,
+    /// Bytes of memory that a simulated device has. Little of it makes requests fail, and wait for freed blocks.
+    pub capacity: u64,
 }
 
 /// What a run came to.
@@ -79,14 +81,15 @@ pub enum StressError {
     Setup(#[source] Failed),
 }
 
-/// A run on a simulated device with contents, an adversarial scheduler and a race detector. `progress` is told operations so far.
+/// A run on a simulated device with contents, a scheduler that draws lots and a race detector. `progress` is told operations so far.
 ///
 /// # Errors
 ///
 /// [`StressError`]. What goes wrong in the run itself is in the report.
 pub fn stress_simulated(options: &StressOptions, progress: &(dyn Fn(u64) + Sync)) -> Result<StressReport, StressError> {
     let scheduler = Scheduler::Random { seed: options.seed };
-    stress(Arc::new(SimDevice::new(SimConfig::default().with_scheduler(scheduler))), options, progress)
+    let config = SimConfig::default().with_scheduler(scheduler).with_capacity(options.capacity);
+    stress(Arc::new(SimDevice::new(config)), options, progress)
 }
 
 /// A run on `device`.
