@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
 
-use gpupool_device::{CaptureStatus, Device, StreamHandle};
+use gpupool_device::{CaptureId, CaptureStatus, Device, StreamHandle};
 
 use crate::allocation::Allocation;
-use crate::arena::{Arena, ArenaState, Handed, LaneKind};
+use crate::arena::{Arena, ArenaState, CaptureRoute, Handed, LaneKind};
 use crate::captures::{ReachSets, SessionKey};
 use crate::error::{AllocError, PoolError};
 use crate::hooks::Hooks;
@@ -84,7 +84,7 @@ enum Route<D: Device> {
     /// A private pool, by an open scope.
     Scope(Arc<Pool<D>>),
     /// The pool of the capture that the stream is in.
-    Capture(Arc<Pool<D>>),
+    Capture(Arc<Pool<D>>, CaptureId),
 }
 
 /// A block with what its handle needs.
@@ -265,7 +265,7 @@ impl<D: Device> Inner<D> {
         let Some((session, id)) = self.shared.registry.find(capture, device, stream.core.handle) else {
             return Err(AllocError::UnknownCapture { stream: stream.core.id, capture });
         };
-        Ok(Route::Capture(self.pool_of_capture(session, id)?))
+        Ok(Route::Capture(self.pool_of_capture(session, id)?, capture))
     }
 
     /// The pool of a capture on this device: made, and kept for the capture's graph, at the first request.
@@ -306,7 +306,7 @@ impl<D: Device> Inner<D> {
             return Err(AllocError::RetiredStream { stream: stream.core.id });
         }
         let route = self.route(stream)?;
-        let in_capture = self.shared.in_capture()? || matches!(route, Route::Capture(_));
+        let in_capture = self.shared.in_capture()? || matches!(route, Route::Capture(..));
         let size = self.shared.config.rounding().round(requested);
         let part = if size <= SMALL_LIMIT { Part::Small } else { Part::Large };
         let index = part.index() as u32;
@@ -316,11 +316,17 @@ impl<D: Device> Inner<D> {
                 let lane = pool.arena.state.lock().lanes_of(pool.slot, &stream.core, LaneKind::Stream) + index;
                 (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane, None)
             }
-            Route::Capture(pool) => {
+            Route::Capture(pool, capture) => {
                 let mut state = pool.arena.state.lock();
                 let lane = state.lanes_of(pool.slot, &stream.core, LaneKind::Capture) + index;
                 let neutral = state.lanes_of(pool.slot, &self.shared.neutral, LaneKind::Neutral) + index;
                 drop(state);
+                *stream.arena.route.lock() = Some(CaptureRoute {
+                    capture,
+                    arena: Arc::downgrade(&pool.arena),
+                    lane: lane - index,
+                    neutral: neutral - index,
+                });
                 (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane, Some(neutral))
             }
         };
@@ -355,12 +361,19 @@ impl<D: Device> Inner<D> {
         self.serve(&request)
     }
 
-    /// The shortest way: no scope and no capture is open, so the request is the stream's own arena's, and it holds a block.
+    /// The shortest way: no scope is open, and the stream is not capturing or its capture's route is known; and the arena that the
+    /// request then goes to holds a block.
     fn hit(&self, requested: u64, stream: &Stream<D>) -> Option<Served<D>> {
-        let quiet = self.shared.context.scopes.is_empty() && self.shared.registry.is_quiet();
         let usual = requested < ABSURD && stream.core.allocator == self.id && !stream.core.is_retired();
-        if self.shared.rules.poll_each_allocation || !quiet || !usual {
+        if self.shared.rules.poll_each_allocation || !self.shared.context.scopes.is_empty() || !usual {
             return None;
+        }
+        if !self.shared.registry.is_quiet() {
+            match self.shared.driver.capture_status(stream.core.handle).ok()? {
+                CaptureStatus::None => {}
+                CaptureStatus::Active(capture) => return self.hit_in_capture(requested, stream, capture),
+                CaptureStatus::Invalidated(_) => return None,
+            }
         }
         let size = self.shared.config.rounding().round(requested);
         let lane = stream.lane + u32::from(size > SMALL_LIMIT);
@@ -369,6 +382,22 @@ impl<D: Device> Inner<D> {
         let block = state.take(lane, size, ages, &arena.counters)?;
         let handed = state.hand_out(block, size, requested, &arena.counters)?;
         Some(Served { arena: Arc::clone(arena), handed, borrower: None })
+    }
+
+    fn hit_in_capture(&self, requested: u64, stream: &Stream<D>, capture: CaptureId) -> Option<Served<D>> {
+        let (arena, lane, neutral) = {
+            let route = stream.arena.route.lock();
+            let route = route.as_ref().filter(|r| r.capture == capture)?;
+            (route.arena.upgrade()?, route.lane, route.neutral)
+        };
+        let size = self.shared.config.rounding().round(requested);
+        let part = u32::from(size > SMALL_LIMIT);
+        let mut state = arena.state.lock();
+        let block = state.take_from(lane + part, Some(neutral + part), size, false, &arena.counters)?;
+        let handed = state.hand_out(block, size, requested, &arena.counters)?;
+        state.blocks[handed.block].lane = lane + part;
+        drop(state);
+        Some(Served { arena, handed, borrower: Some(Arc::clone(&stream.core)) })
     }
 
     /// Forgets the arenas of retired streams that hold nothing any more, and the streams whose last work is done.

@@ -21,9 +21,9 @@ mod segment;
 mod uses;
 mod validate;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use gpupool_device::Device;
+use gpupool_device::{CaptureId, Device};
 
 use crate::captures::Recording;
 use crate::counters::{ArenaCounters, PoolCounters};
@@ -90,6 +90,18 @@ pub(crate) struct Arena<D: Device> {
     pub(crate) counters: ArenaCounters,
     /// Slot 0 is the default pool's.
     pub(crate) holds_default: bool,
+    /// Where the requests of the capture that this arena's stream is in go.
+    pub(crate) route: Mutex<Option<CaptureRoute<D>>>,
+}
+
+/// A capture's route, as far as one stream's requests go. Capture ids are never used again, so it is never wrong, only stale.
+pub(crate) struct CaptureRoute<D: Device> {
+    pub(crate) capture: CaptureId,
+    /// The pool's arena; weak, so that a stale route keeps nothing.
+    pub(crate) arena: Weak<Arena<D>>,
+    /// The small lanes: the stream's in the capture, and the pool's neutral one.
+    pub(crate) lane: u32,
+    pub(crate) neutral: u32,
 }
 
 impl<D: Device> Arena<D> {
@@ -105,7 +117,8 @@ impl<D: Device> Arena<D> {
             deferred: Vec::new(),
             repetition: Repetition::default(),
         };
-        Self { shared, state: Mutex::new(Rank::Arena, state), counters: ArenaCounters::default(), holds_default }
+        let route = Mutex::new(Rank::Leaf, None);
+        Self { shared, state: Mutex::new(Rank::Arena, state), counters: ArenaCounters::default(), holds_default, route }
     }
 }
 

@@ -138,7 +138,10 @@ impl ArenaState {
         if let Some(recorded) = &mut slot.recorded
             && lane.kind != LaneKind::Stream
         {
-            recorded.written.push(Range { address, bytes });
+            let range = Range { address, bytes };
+            if recorded.written.last() != Some(&range) {
+                recorded.written.push(range);
+            }
             let live = slot.counters.as_ref().map_or(0, |c| c.allocated_bytes.all().current());
             recorded.peak_bytes = recorded.peak_bytes.max(live.max(0) as u64);
         }
