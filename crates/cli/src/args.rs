@@ -34,7 +34,7 @@ pub(crate) struct Replay {
     /// Traces (*.trace.gz); without any, a bundled recording of a PyTorch training run
     #[arg(value_name = "TRACE")]
     pub(crate) traces: Vec<PathBuf>,
-    /// The device: sim, or cuda[:N]
+    /// The device: sim, cuda or cuda:N
     #[arg(long, default_value = "sim")]
     pub(crate) device: DeviceChoice,
     /// The policy: segments, torch-2.15, torch-2.11, or all of them
@@ -78,7 +78,7 @@ pub(crate) struct Conform {
 
 #[derive(Args, Debug)]
 pub(crate) struct Stress {
-    /// The device: sim, or cuda[:N]
+    /// The device: sim, cuda or cuda:N
     #[arg(long, default_value = "sim")]
     pub(crate) device: DeviceChoice,
     /// The policy: segments, torch-2.15, torch-2.11, or all of them

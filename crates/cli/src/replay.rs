@@ -124,7 +124,7 @@ fn text(arguments: &Replay, reports: &[Report]) -> String {
         text.push_str("Bundled recording: a PyTorch training run of GPT-2, 16 steps on an H200.\n");
     }
     if let Some(report) = reports.first() {
-        text.push_str(&format!("Replayed on {} with {} of memory.\n\n", report.device, bytes(report.capacity)));
+        text.push_str(&format!("Replayed on {} with {} of memory.\n\n", report.device_name, bytes(report.capacity)));
     }
     text.push_str(&overview(arguments, reports).trim_fmt());
     text.push_str(

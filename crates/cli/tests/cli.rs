@@ -72,7 +72,7 @@ fn replay_tells_what_the_contract_says() {
     let all = json(&output);
     assert_eq!(all.as_object().unwrap().len(), 1);
     let trace = &all["traces"][0];
-    for (key, value) in [("trace", "seed_batches"), ("policy", "torch-2.11"), ("device", "simulated H200")] {
+    for (key, value) in [("trace", "seed_batches"), ("policy", "torch-2.11"), ("device", "sim")] {
         assert_eq!(trace[key], value);
     }
     assert_eq!(trace["events"], 2564);

@@ -46,6 +46,11 @@ pub const DEFAULT_CAPACITY: u64 = 150_109_880_320;
 
 /// A device that traces can be replayed on. A real one needs nothing beyond its calls: its work takes the time it takes.
 pub trait ReplayDevice: GraphDevice {
+    /// What a command line calls the device.
+    fn label(&self) -> String {
+        format!("cuda:{}", self.ordinal())
+    }
+
     /// Makes `handle` name a stream, for devices on which any number can.
     ///
     /// # Errors
@@ -74,6 +79,10 @@ pub trait ReplayDevice: GraphDevice {
 }
 
 impl ReplayDevice for SimDevice {
+    fn label(&self) -> String {
+        "sim".to_owned()
+    }
+
     fn adopt_stream(&self, handle: StreamHandle) -> DriverResult<()> {
         Self::adopt_stream(self, handle);
         Ok(())

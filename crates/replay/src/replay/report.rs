@@ -14,8 +14,10 @@ pub struct Report {
     pub trace: String,
     /// The policy's name.
     pub policy: String,
-    /// The device, in words.
+    /// The device, as a command line calls it.
     pub device: String,
+    /// The device's own name.
+    pub device_name: String,
     /// Requests and frees in the trace, up to where the replay came.
     pub events: u64,
     /// Whether the replay came to the trace's end.

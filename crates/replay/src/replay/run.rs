@@ -194,7 +194,8 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
         let mut report = Report {
             trace: trace.name().to_owned(),
             policy: self.options.policy.name().to_owned(),
-            device: self.meter.properties().name.clone(),
+            device: self.meter.device().label(),
+            device_name: self.meter.properties().name.clone(),
             events,
             completed: true,
             stopped: None,

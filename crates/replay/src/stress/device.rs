@@ -5,6 +5,11 @@ use gpupool_sim_device::SimDevice;
 
 /// A device that stress runs on. What a device cannot do it need not.
 pub trait StressDevice: Workbench {
+    /// What a command line calls the device.
+    fn label(&self) -> String {
+        format!("cuda:{}", self.ordinal())
+    }
+
     /// The bytes were handed to an owner, for use on `stream`.
     fn own(&self, _start: Address, _bytes: u64, _tag: u64, _stream: StreamHandle) {}
 
@@ -26,6 +31,10 @@ pub trait StressDevice: Workbench {
 }
 
 impl StressDevice for SimDevice {
+    fn label(&self) -> String {
+        "sim".to_owned()
+    }
+
     fn own(&self, start: Address, bytes: u64, tag: u64, stream: StreamHandle) {
         Self::own(self, start, bytes, tag, stream);
     }

@@ -48,7 +48,7 @@ pub struct StressOptions {
 pub struct StressReport {
     /// The policy's name.
     pub policy: String,
-    /// The device, in words.
+    /// The device, as a command line calls it.
     pub device: String,
     /// Threads.
     pub threads: u32,
@@ -104,7 +104,7 @@ pub fn stress<D: StressDevice>(
 ) -> Result<StressReport, StressError> {
     let threads = options.threads.max(1);
     let setup = StressError::Setup;
-    let name = device.properties().name.clone();
+    let name = device.label();
     let before = device.memory_in_use().unwrap_or(0);
     let common = Common::new(device, Config::new(options.policy), threads * STREAMS_PER_THREAD).map_err(setup)?;
     let common = Arc::new(common);
