@@ -106,8 +106,7 @@ impl<D: Device> Inner<D> {
             for block in live {
                 let base = state.segments.get(state.blocks[block].segment).map(|s| s.memory.base);
                 freed.extend(base.map(|b| b.offset(to_bytes(state.blocks[block].offset))));
-                state.request_free(block, counters);
-                state.complete_free(block, counters);
+                state.free_now(block, counters);
             }
             state.flush_bins(counters);
             let mut handed = Vec::new();
@@ -183,8 +182,7 @@ impl ArenaState {
             at = self.blocks[at].next;
         }
         for id in to_free {
-            self.request_free(id, counters);
-            self.complete_free(id, counters);
+            self.free_now(id, counters);
         }
         self.flush_bins(counters);
         out
@@ -207,8 +205,7 @@ impl ArenaState {
         let rest = self.blocks[id].next;
         self.unindex(rest);
         let handed = self.hand_out(rest, request.size, request.requested, counters);
-        self.request_free(id, counters);
-        self.complete_free(id, counters);
+        self.free_now(id, counters);
         self.flush_bins(counters);
         handed
     }

@@ -91,148 +91,301 @@ impl StatArray {
     }
 }
 
-/// A [`Stat`] with one writer and lock-free readers.
+/// A [`Stat`] with one writer and lock-free readers. What comes and what goes is counted; what is there is the difference, so a movement
+/// is one store.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
-    current: AtomicI64,
+    increases: AtomicI64,
+    decreases: AtomicI64,
     peak: AtomicI64,
-    allocated: AtomicI64,
-    freed: AtomicI64,
+    /// Both counts at the last reset of accumulated figures.
+    reset_at: [AtomicI64; 2],
 }
 
 impl Counter {
+    /// Returns the new current figure.
     #[inline]
-    pub(crate) fn increase(&self, n: i64) {
-        let current = self.current.load(Relaxed) + n;
-        self.current.store(current, Relaxed);
+    pub(crate) fn increase(&self, n: i64) -> i64 {
+        let increases = self.increases.load(Relaxed) + n;
+        self.increases.store(increases, Relaxed);
+        let current = increases - self.decreases.load(Relaxed);
+        self.note(current);
+        current
+    }
+
+    /// A figure that may be a new peak.
+    #[inline]
+    fn note(&self, current: i64) {
         if current > self.peak.load(Relaxed) {
             self.peak.store(current, Relaxed);
         }
-        self.allocated.store(self.allocated.load(Relaxed) + n, Relaxed);
     }
 
     #[inline]
     pub(crate) fn decrease(&self, n: i64) {
-        self.current.store(self.current.load(Relaxed) - n, Relaxed);
-        self.freed.store(self.freed.load(Relaxed) + n, Relaxed);
+        self.decreases.store(self.decreases.load(Relaxed) + n, Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn current(&self) -> i64 {
+        self.increases.load(Relaxed) - self.decreases.load(Relaxed)
+    }
+
+    pub(crate) fn read(&self) -> Stat {
+        let (increases, decreases) = (self.increases.load(Relaxed), self.decreases.load(Relaxed));
+        Stat {
+            current: increases - decreases,
+            peak: self.peak.load(Relaxed),
+            allocated: increases - self.reset_at[0].load(Relaxed),
+            freed: decreases - self.reset_at[1].load(Relaxed),
+        }
+    }
+
+    pub(crate) fn reset_peak(&self) {
+        self.peak.store(self.current(), Relaxed);
+    }
+
+    pub(crate) fn reset_accumulated(&self) {
+        self.reset_at[0].store(self.increases.load(Relaxed), Relaxed);
+        self.reset_at[1].store(self.decreases.load(Relaxed), Relaxed);
+    }
+}
+
+/// A [`StatArray`] with one writer and lock-free readers. Only the peak of both parts together is kept beside theirs.
+#[derive(Debug, Default)]
+pub(crate) struct CounterArray {
+    parts: [Counter; 2],
+    peak: AtomicI64,
+}
+
+impl CounterArray {
+    #[inline]
+    pub(crate) fn increase(&self, part: Part, n: i64) {
+        let current = self.parts[part.index()].increase(n) + self.parts[1 - part.index()].current();
+        if current > self.peak.load(Relaxed) {
+            self.peak.store(current, Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn decrease(&self, part: Part, n: i64) {
+        self.parts[part.index()].decrease(n);
     }
 
     /// A net change as one movement, which is what peaks are made of.
     #[inline]
-    pub(crate) fn change(&self, n: i64) {
+    pub(crate) fn change(&self, part: Part, n: i64) {
         if n > 0 {
-            self.increase(n);
+            self.increase(part, n);
         } else if n < 0 {
-            self.decrease(-n);
+            self.decrease(part, -n);
         }
     }
 
+    pub(crate) fn part(&self, part: Part) -> &Counter {
+        &self.parts[part.index()]
+    }
+
+    /// Both parts together.
+    #[inline]
     pub(crate) fn current(&self) -> i64 {
-        self.current.load(Relaxed)
+        self.parts[0].current() + self.parts[1].current()
     }
 
     pub(crate) fn peak(&self) -> i64 {
         self.peak.load(Relaxed)
     }
 
-    pub(crate) fn read(&self) -> Stat {
-        Stat {
-            current: self.current.load(Relaxed),
-            peak: self.peak.load(Relaxed),
-            allocated: self.allocated.load(Relaxed),
-            freed: self.freed.load(Relaxed),
+    pub(crate) fn read(&self) -> StatArray {
+        let (small_pool, large_pool) = (self.parts[0].read(), self.parts[1].read());
+        let mut all = small_pool;
+        all.add(large_pool);
+        all.peak = self.peak();
+        StatArray { all, small_pool, large_pool }
+    }
+
+    fn reset_peak(&self) {
+        self.parts.iter().for_each(Counter::reset_peak);
+        self.peak.store(self.current(), Relaxed);
+    }
+
+    fn reset_accumulated(&self) {
+        self.parts.iter().for_each(Counter::reset_accumulated);
+    }
+}
+
+/// Active blocks or bytes: those handed out, and those freed and pending. Few blocks are ever pending, so only they are counted; the rest
+/// follows from the figures of what is handed out.
+#[derive(Debug, Default)]
+pub(crate) struct ActiveCounters {
+    pending: [Counter; 2],
+    peaks: [AtomicI64; 2],
+    peak: AtomicI64,
+}
+
+impl ActiveCounters {
+    /// Blocks of a part were handed out: `handed` has counted them already.
+    #[inline]
+    fn increased(&self, part: Part, handed: &CounterArray) {
+        let here = handed.part(part).current() + self.pending[part.index()].current();
+        let other = 1 - part.index();
+        let current = here + handed.parts[other].current() + self.pending[other].current();
+        if here > self.peaks[part.index()].load(Relaxed) {
+            self.peaks[part.index()].store(here, Relaxed);
+        }
+        if current > self.peak.load(Relaxed) {
+            self.peak.store(current, Relaxed);
         }
     }
 
-    pub(crate) fn reset_peak(&self) {
-        self.peak.store(self.current.load(Relaxed), Relaxed);
+    fn current(&self, handed: &CounterArray) -> i64 {
+        handed.current() + self.pending[0].current() + self.pending[1].current()
     }
 
-    pub(crate) fn reset_accumulated(&self) {
-        self.allocated.store(0, Relaxed);
-        self.freed.store(0, Relaxed);
-    }
-}
-
-/// A [`StatArray`] with one writer and lock-free readers.
-#[derive(Debug, Default)]
-pub(crate) struct CounterArray {
-    all: Counter,
-    parts: [Counter; 2],
-}
-
-impl CounterArray {
-    #[inline]
-    pub(crate) fn increase(&self, part: Part, n: i64) {
-        self.all.increase(n);
-        self.parts[part.index()].increase(n);
+    fn read(&self, handed: &CounterArray) -> StatArray {
+        let mut out = handed.read();
+        for (at, stat) in [&mut out.small_pool, &mut out.large_pool].into_iter().enumerate() {
+            let pending = self.pending[at].read();
+            stat.current += pending.current;
+            // What became free: freed, less what became pending, plus what came out of it.
+            stat.freed += pending.freed - pending.allocated;
+            stat.peak = self.peaks[at].load(Relaxed);
+        }
+        out.all = out.small_pool;
+        out.all.add(out.large_pool);
+        out.all.peak = self.peak.load(Relaxed);
+        out
     }
 
-    #[inline]
-    pub(crate) fn decrease(&self, part: Part, n: i64) {
-        self.all.decrease(n);
-        self.parts[part.index()].decrease(n);
+    fn reset_peak(&self, handed: &CounterArray) {
+        for (at, peak) in self.peaks.iter().enumerate() {
+            peak.store(handed.parts[at].current() + self.pending[at].current(), Relaxed);
+        }
+        self.peak.store(self.current(handed), Relaxed);
     }
 
-    #[inline]
-    pub(crate) fn change(&self, part: Part, n: i64) {
-        self.all.change(n);
-        self.parts[part.index()].change(n);
-    }
-
-    pub(crate) fn all(&self) -> &Counter {
-        &self.all
-    }
-
-    pub(crate) fn read(&self) -> StatArray {
-        StatArray { all: self.all.read(), small_pool: self.parts[0].read(), large_pool: self.parts[1].read() }
-    }
-
-    fn each(&self) -> [&Counter; 3] {
-        [&self.all, &self.parts[0], &self.parts[1]]
+    fn reset_accumulated(&self) {
+        self.pending.iter().for_each(Counter::reset_accumulated);
     }
 }
 
 /// What an arena counts. Written under the arena's lock.
 #[derive(Debug, Default)]
 pub(crate) struct ArenaCounters {
-    pub(crate) allocation: CounterArray,
-    pub(crate) active: CounterArray,
+    allocation: CounterArray,
+    allocated_bytes: CounterArray,
+    requested_bytes: CounterArray,
+    active: ActiveCounters,
+    active_bytes: ActiveCounters,
     pub(crate) inactive_split: CounterArray,
-    pub(crate) allocated_bytes: CounterArray,
-    pub(crate) active_bytes: CounterArray,
     pub(crate) inactive_split_bytes: CounterArray,
-    pub(crate) requested_bytes: CounterArray,
     pub(crate) oversize_allocations: Counter,
-    /// Bytes and blocks parked in bins.
+    /// Blocks parked in bins, and their bytes.
     pub(crate) binned: Counter,
     pub(crate) binned_bytes: Counter,
 }
 
+/// An arena's figures at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ArenaStats {
+    pub(crate) allocation: StatArray,
+    pub(crate) active: StatArray,
+    pub(crate) inactive_split: StatArray,
+    pub(crate) allocated_bytes: StatArray,
+    pub(crate) active_bytes: StatArray,
+    pub(crate) inactive_split_bytes: StatArray,
+    pub(crate) requested_bytes: StatArray,
+    pub(crate) oversize_allocations: Stat,
+    pub(crate) binned: Stat,
+    pub(crate) binned_bytes: Stat,
+}
+
 impl ArenaCounters {
-    fn arrays(&self) -> [&CounterArray; 7] {
+    /// A block was handed out.
+    #[inline]
+    pub(crate) fn handed_out(&self, part: Part, bytes: i64, requested: i64) {
+        self.allocation.increase(part, 1);
+        self.allocated_bytes.increase(part, bytes);
+        self.requested_bytes.increase(part, requested);
+        self.active.increased(part, &self.allocation);
+        self.active_bytes.increased(part, &self.allocated_bytes);
+    }
+
+    /// A block was freed, and is free.
+    #[inline]
+    pub(crate) fn freed(&self, part: Part, bytes: i64, requested: i64) {
+        self.allocation.decrease(part, 1);
+        self.allocated_bytes.decrease(part, bytes);
+        self.requested_bytes.decrease(part, requested);
+    }
+
+    /// A block was freed, and is pending.
+    pub(crate) fn became_pending(&self, part: Part, bytes: i64) {
+        self.allocation.decrease(part, 1);
+        self.allocated_bytes.decrease(part, bytes);
+        self.active.pending[part.index()].increase(1);
+        self.active_bytes.pending[part.index()].increase(bytes);
+    }
+
+    /// A pending block is free.
+    pub(crate) fn was_pending(&self, part: Part, bytes: i64, requested: i64) {
+        self.active.pending[part.index()].decrease(1);
+        self.active_bytes.pending[part.index()].decrease(bytes);
+        self.requested_bytes.decrease(part, requested);
+    }
+
+    /// Live and pending blocks.
+    #[inline]
+    pub(crate) fn active_blocks(&self) -> i64 {
+        self.active.current(&self.allocation)
+    }
+
+    /// Their bytes, now and at most.
+    pub(crate) fn active_bytes(&self) -> (i64, i64) {
+        (self.active_bytes.current(&self.allocated_bytes), self.active_bytes.peak.load(Relaxed))
+    }
+
+    pub(crate) fn read(&self) -> ArenaStats {
+        ArenaStats {
+            allocation: self.allocation.read(),
+            active: self.active.read(&self.allocation),
+            inactive_split: self.inactive_split.read(),
+            allocated_bytes: self.allocated_bytes.read(),
+            active_bytes: self.active_bytes.read(&self.allocated_bytes),
+            inactive_split_bytes: self.inactive_split_bytes.read(),
+            requested_bytes: self.requested_bytes.read(),
+            oversize_allocations: self.oversize_allocations.read(),
+            binned: self.binned.read(),
+            binned_bytes: self.binned_bytes.read(),
+        }
+    }
+
+    fn arrays(&self) -> [&CounterArray; 5] {
         [
             &self.allocation,
-            &self.active,
-            &self.inactive_split,
             &self.allocated_bytes,
-            &self.active_bytes,
-            &self.inactive_split_bytes,
             &self.requested_bytes,
+            &self.inactive_split,
+            &self.inactive_split_bytes,
         ]
     }
 
-    fn each(&self) -> impl Iterator<Item = &Counter> {
-        let single = [&self.oversize_allocations, &self.binned, &self.binned_bytes];
-        self.arrays().into_iter().flat_map(CounterArray::each).chain(single)
+    fn single(&self) -> [&Counter; 3] {
+        [&self.oversize_allocations, &self.binned, &self.binned_bytes]
     }
 
     pub(crate) fn reset_peaks(&self) {
-        self.each().for_each(Counter::reset_peak);
+        self.arrays().into_iter().for_each(CounterArray::reset_peak);
+        self.single().into_iter().for_each(Counter::reset_peak);
+        self.active.reset_peak(&self.allocation);
+        self.active_bytes.reset_peak(&self.allocated_bytes);
     }
 
     pub(crate) fn reset_accumulated(&self) {
-        self.each().for_each(Counter::reset_accumulated);
+        self.arrays().into_iter().for_each(CounterArray::reset_accumulated);
+        self.single().into_iter().for_each(Counter::reset_accumulated);
+        self.active.reset_accumulated();
+        self.active_bytes.reset_accumulated();
     }
 }
 

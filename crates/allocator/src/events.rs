@@ -46,11 +46,11 @@ impl<D: Device> Arena<D> {
                 let streams = self.shared.context.streams.lock().clone();
                 streams.iter().for_each(|core| state.record_use(id, core, false));
             }
-            state.request_free(id, &self.counters);
             if state.blocks[id].uses == NONE {
-                state.complete_free(id, &self.counters);
+                state.free_now(id, &self.counters);
                 return Ok(());
             }
+            state.request_free(id, &self.counters);
             state.lanes[state.blocks[id].lane as usize].kind == LaneKind::Capture
         };
         // A capture whose state cannot be asked may be under way: deferring is always safe.

@@ -29,7 +29,7 @@ pub(crate) struct Pool<D: Device> {
 impl<D: Device> Pool<D> {
     /// Differs from what it was before if a block of the pool was handed out or freed in between.
     pub(crate) fn version(&self) -> (i64, i64) {
-        let stat = self.counters.allocated_bytes.all().read();
+        let stat = self.counters.allocated_bytes.read().all;
         (stat.allocated, stat.freed)
     }
 }

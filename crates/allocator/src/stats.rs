@@ -87,17 +87,18 @@ impl Stats {
         arrays.into_iter().flat_map(StatArray::each).chain(single)
     }
 
-    fn add_arena(&mut self, c: &ArenaCounters) {
-        self.allocation.add(c.allocation.read());
-        self.active.add(c.active.read());
-        self.inactive_split.add(c.inactive_split.read());
-        self.allocated_bytes.add(c.allocated_bytes.read());
-        self.active_bytes.add(c.active_bytes.read());
-        self.inactive_split_bytes.add(c.inactive_split_bytes.read());
-        self.requested_bytes.add(c.requested_bytes.read());
-        self.oversize_allocations.add(c.oversize_allocations.read());
-        self.binned.add(c.binned.read());
-        self.binned_bytes.add(c.binned_bytes.read());
+    fn add_arena(&mut self, counters: &ArenaCounters) {
+        let c = counters.read();
+        self.allocation.add(c.allocation);
+        self.active.add(c.active);
+        self.inactive_split.add(c.inactive_split);
+        self.allocated_bytes.add(c.allocated_bytes);
+        self.active_bytes.add(c.active_bytes);
+        self.inactive_split_bytes.add(c.inactive_split_bytes);
+        self.requested_bytes.add(c.requested_bytes);
+        self.oversize_allocations.add(c.oversize_allocations);
+        self.binned.add(c.binned);
+        self.binned_bytes.add(c.binned_bytes);
     }
 
     /// Bytes in segments that are neither live nor pending.

@@ -2,6 +2,7 @@
 
 use super::{ArenaState, BlockId, BlockState, NONE};
 use crate::counters::ArenaCounters;
+use crate::ids::Part;
 use crate::units::to_bytes;
 
 impl ArenaState {
@@ -10,20 +11,17 @@ impl ArenaState {
         self.blocks.current(id, generation).is_some_and(|b| b.state == BlockState::Live)
     }
 
+    /// A free of a block that nothing but its own stream used: it is free at once. O(1) into a bin, else O(log n).
+    pub(crate) fn free_now(&mut self, id: BlockId, counters: &ArenaCounters) {
+        let (part, bytes) = self.disowned(id, counters);
+        counters.freed(part, bytes, self.blocks[id].requested as i64);
+        self.put_free(id, counters);
+    }
+
     /// First half of a free: the block is no longer its owner's. It counts as active until [`complete_free`](Self::complete_free).
     pub(crate) fn request_free(&mut self, id: BlockId, counters: &ArenaCounters) {
-        let block = &mut self.blocks[id];
-        block.state = BlockState::Pending;
-        let lane = &self.lanes[block.lane as usize];
-        let (part, bytes) = (lane.part, to_bytes(block.size));
-        counters.allocation.decrease(part, 1);
-        counters.allocated_bytes.decrease(part, bytes as i64);
-        if bytes >= self.rules.max_split {
-            counters.oversize_allocations.decrease(1);
-        }
-        if let Some(pool) = &self.slots[lane.slot as usize].counters {
-            pool.allocated_bytes.decrease(part, bytes as i64);
-        }
+        let (part, bytes) = self.disowned(id, counters);
+        counters.became_pending(part, bytes);
     }
 
     /// Second half of a free: no stream can use the block any more, so it becomes free. O(1) into a bin, else O(log n).
@@ -33,22 +31,41 @@ impl ArenaState {
             self.uses.remove(uses);
         }
         let block = &self.blocks[id];
-        let lane = &mut self.lanes[block.lane as usize];
+        let (part, bytes) = (self.lanes[block.lane as usize].part, to_bytes(block.size) as i64);
+        counters.was_pending(part, bytes, block.requested as i64);
+        self.put_free(id, counters);
+    }
+
+    /// What every free begins with. Returns the block's part and bytes.
+    fn disowned(&mut self, id: BlockId, counters: &ArenaCounters) -> (Part, i64) {
+        let block = &mut self.blocks[id];
+        block.state = BlockState::Pending;
+        let lane = &self.lanes[block.lane as usize];
         let (part, bytes) = (lane.part, to_bytes(block.size));
-        counters.active.decrease(part, 1);
-        counters.active_bytes.decrease(part, bytes as i64);
-        counters.requested_bytes.decrease(part, block.requested as i64);
+        if bytes >= self.rules.max_split {
+            counters.oversize_allocations.decrease(1);
+        }
+        if let Some(pool) = &self.slots[lane.slot as usize].counters {
+            pool.allocated_bytes.decrease(part, bytes as i64);
+        }
+        (part, bytes as i64)
+    }
+
+    /// Puts a block that nobody uses into its lane's bin, or merges and indexes it.
+    fn put_free(&mut self, id: BlockId, counters: &ArenaCounters) {
         self.repetition.block_freed(counters);
-        let split = block.is_split();
+        let block = &self.blocks[id];
+        let lane = &mut self.lanes[block.lane as usize];
+        let (part, bytes, split) = (lane.part, to_bytes(block.size) as i64, block.is_split());
         if let Some(bins) = &mut lane.bins
             && bins.push(&mut self.blocks, id)
         {
             self.blocks[id].state = BlockState::Binned;
             counters.binned.increase(1);
-            counters.binned_bytes.increase(bytes as i64);
+            counters.binned_bytes.increase(bytes);
             if split {
                 counters.inactive_split.increase(part, 1);
-                counters.inactive_split_bytes.increase(part, bytes as i64);
+                counters.inactive_split_bytes.increase(part, bytes);
             }
             return;
         }

@@ -122,11 +122,7 @@ impl ArenaState {
         block.requested = requested;
         let lane = &self.lanes[block.lane as usize];
         let (part, bytes) = (lane.part, to_bytes(block.size));
-        counters.allocation.increase(part, 1);
-        counters.allocated_bytes.increase(part, bytes as i64);
-        counters.active.increase(part, 1);
-        counters.active_bytes.increase(part, bytes as i64);
-        counters.requested_bytes.increase(part, requested as i64);
+        counters.handed_out(part, bytes as i64, requested as i64);
         if bytes >= self.rules.max_split {
             counters.oversize_allocations.increase(1);
         }
@@ -142,7 +138,7 @@ impl ArenaState {
             if recorded.written.last() != Some(&range) {
                 recorded.written.push(range);
             }
-            let live = slot.counters.as_ref().map_or(0, |c| c.allocated_bytes.all().current());
+            let live = slot.counters.as_ref().map_or(0, |c| c.allocated_bytes.current());
             recorded.peak_bytes = recorded.peak_bytes.max(live.max(0) as u64);
         }
         Some(Handed { block: id, generation: block.generation, address, bytes })

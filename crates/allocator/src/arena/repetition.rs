@@ -26,14 +26,14 @@ pub(crate) struct Repetition {
 impl Repetition {
     /// A block became free.
     pub(super) fn block_freed(&mut self, counters: &ArenaCounters) {
-        if counters.active.all().current() == 0 {
-            self.of_peak = Some(counters.active_bytes.all().peak());
+        if counters.active_blocks() == 0 {
+            self.of_peak = Some(counters.active_bytes().1);
         }
     }
 
     /// Whether a request for `more` bytes is part of a repetition. One that wants more than there was ends it.
     pub(crate) fn covers(&mut self, more: u64, counters: &ArenaCounters) -> bool {
-        let wanted = counters.active_bytes.all().current().saturating_add_unsigned(more);
+        let wanted = counters.active_bytes().0.saturating_add_unsigned(more);
         if self.of_peak.is_some_and(|peak| wanted > peak + peak / MARGIN) {
             self.of_peak = None;
         }

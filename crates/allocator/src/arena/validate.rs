@@ -20,21 +20,19 @@ struct Recount {
 
 impl Recount {
     fn of(counters: &ArenaCounters, part: Part) -> Self {
-        let read = |array: &crate::counters::CounterArray| {
-            let stats = array.read();
-            match part {
-                Part::Small => stats.small_pool.current,
-                Part::Large => stats.large_pool.current,
-            }
+        let read = |array: crate::counters::StatArray| match part {
+            Part::Small => array.small_pool.current,
+            Part::Large => array.large_pool.current,
         };
+        let c = counters.read();
         Self {
-            allocation: read(&counters.allocation),
-            active: read(&counters.active),
-            inactive_split: read(&counters.inactive_split),
-            allocated_bytes: read(&counters.allocated_bytes),
-            active_bytes: read(&counters.active_bytes),
-            inactive_split_bytes: read(&counters.inactive_split_bytes),
-            requested_bytes: read(&counters.requested_bytes),
+            allocation: read(c.allocation),
+            active: read(c.active),
+            inactive_split: read(c.inactive_split),
+            allocated_bytes: read(c.allocated_bytes),
+            active_bytes: read(c.active_bytes),
+            inactive_split_bytes: read(c.inactive_split_bytes),
+            requested_bytes: read(c.requested_bytes),
         }
     }
 }
