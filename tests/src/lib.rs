@@ -3,3 +3,4 @@
 
 pub mod bench;
 pub mod fake;
+pub mod graph_bench;
