@@ -9,7 +9,8 @@ use gpupool_replay::stress::StressError;
 use gpupool_replay::trace::TraceError;
 use gpupool_snapshot::ReadError;
 
-/// Input or arguments make no sense, or a file cannot be written. All but [`OutputClosed`](Self::OutputClosed) end in exit status 2.
+/// Input or arguments make no sense, or a file cannot be written. All but [`OutputClosed`](Self::OutputClosed) end in
+/// exit status 2.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// A trace cannot be used.

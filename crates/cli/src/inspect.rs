@@ -131,12 +131,12 @@ fn advice(summary: &Summary) -> String {
         let blocks: Vec<String> =
             pinned.largest.iter().map(|(address, size)| format!("{} at {address:#x}", bytes(*size))).collect();
         let more = pinned.blocks - pinned.largest.len() as u64;
-        let more = if more == 0 { String::new() } else { format!(" and {} more", count(more)) };
+        let more = if more == 0 { String::new() } else { format!("\nand {} more", count(more)) };
         rows.add_row([
             format!("{:#x}", pinned.address),
             pool,
             stream,
-            format!("{}{more}", blocks.join(", ")),
+            format!("{}{more}", blocks.join("\n")),
             bytes(pinned.size),
             bytes(pinned.free),
         ]);
@@ -200,5 +200,6 @@ fn place(place: Place) -> [String; 3] {
         (a, b) => format!("({a}, {b})"),
     };
     let pool = if place.device == 0 { pool } else { format!("{pool} of device {}", place.device) };
-    [pool, format!("{:#x}", place.stream), place.part.name().to_owned()]
+    let stream = place.stream.map_or_else(|| "any".to_owned(), |handle| format!("{handle:#x}"));
+    [pool, stream, place.part.name().to_owned()]
 }

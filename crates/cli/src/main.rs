@@ -1,9 +1,12 @@
-//! The `gpupool` program: it replays recorded workloads, compares decisions with PyTorch's, stresses, and reads snapshots.
+//! The `gpupool` program: it replays recorded workloads, compares decisions with PyTorch's, stresses, and reads
+//! snapshots.
 //!
-//! * Results go to standard output, progress and errors to standard error. With `--json` standard output holds JSON and nothing
-//!   else.
-//! * Every input is read whole and checked before anything is printed, so that no partial result looks like a whole one.
-//! * Exit status: 0; 1 when something differs, fails or runs out of memory; 2 for input or arguments that make no sense.
+//! * Results go to standard output, progress and errors to standard error. With `--json` standard output holds JSON
+//!   and nothing else.
+//! * Every input is read whole and checked before anything is printed, so that no partial result looks like a whole
+//!   one.
+//! * Exit status: 0; 1 when something differs, fails or runs out of memory; 2 for input or arguments that make no
+//!   sense.
 #![forbid(unsafe_code)]
 
 mod args;

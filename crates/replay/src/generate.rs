@@ -1,8 +1,9 @@
 //! Sequences of operations: the language that property tests, fuzzing and stress share.
 //!
-//! An [`Op`] names no block and no stream that may not exist: it *picks* one, modulo what there is. So every sequence makes sense,
-//! whatever it was drawn or decoded from, and a shorter one made of its parts does too. Whoever executes a sequence gives the picks
-//! their meaning; [`Harness`](crate::stress::Harness) does so against an allocator, a device and a shadow model.
+//! An [`Op`] names no block and no stream that may not exist: it *picks* one, modulo what there is. So every sequence
+//! makes sense, whatever it was drawn or decoded from, and a shorter one made of its parts does too. Whoever executes
+//! a sequence gives the picks their meaning; [`Harness`](crate::stress::Harness) does so against an allocator, a
+//! device and a shadow model.
 //!
 //! * [`Generator`] draws operations from a seed. Equal seeds and shapes give equal sequences, on every machine.
 //! * [`decode`] reads operations from any bytes, for fuzzers.
@@ -192,8 +193,8 @@ pub fn decode(bytes: &[u8]) -> Vec<Op> {
     chunks.iter().map(one).collect()
 }
 
-/// A workload trace as gzip bytes: `steps` repetitions of one pattern of requests with long-lived blocks among them, as training
-/// steps are. Equal seeds give equal traces.
+/// A workload trace as gzip bytes: `steps` repetitions of one pattern of requests with long-lived blocks among them,
+/// as training steps are. Equal seeds give equal traces.
 ///
 /// # Errors
 ///

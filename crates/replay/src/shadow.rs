@@ -1,15 +1,16 @@
 //! The shadow model: what must be true of handed-out memory, whatever the allocator does inside.
 //!
-//! [`Shadow`] is told what was handed out and what was freed, and keeps an interval map of it. It knows nothing of segments and
-//! size classes, so it cannot make the allocator's mistakes.
+//! [`Shadow`] is told what was handed out and what was freed, and keeps an interval map of it. It knows nothing of
+//! segments and size classes, so it cannot make the allocator's mistakes.
 //!
 //! # What it holds against
 //!
 //! * **H1** A block is aligned to 512 and no smaller than what was requested.
 //! * **H2** No two live blocks have bytes in common.
-//! * **H3** Bytes that were freed go to a stream only if all work that used them is complete, or that stream is ordered after it.
-//! * **H4** Every live block is shown live, whole and in a segment by the allocator's state; nothing else is shown live; blocks tile
-//!   segments; segments do not overlap.
+//! * **H3** Bytes that were freed go to a stream only if all work that used them is complete, or that stream is
+//!   ordered after it.
+//! * **H4** Every live block is shown live, whole and in a segment by the allocator's state; nothing else is shown
+//!   live; blocks tile segments; segments do not overlap.
 
 use std::collections::BTreeMap;
 

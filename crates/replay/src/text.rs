@@ -1,7 +1,8 @@
 //! Lines of a gzip file, read within bounds.
 //!
-//! Recordings come from anywhere, so reading one must end, whatever it holds: a file that expands without end, a line without an
-//! end, a file cut off in the middle. [`Lines`] hands out one line at a time and holds no more than that line.
+//! Recordings come from anywhere, so reading one must end, whatever it holds: a file that expands without end, a line
+//! without an end, a file cut off in the middle. [`Lines`] hands out one line at a time and holds no more than that
+//! line.
 //!
 //! * **T1** Every line handed out ended in a newline; a last line without one is [`TextProblem::NoNewline`].
 //! * **T2** No more than the limits' bytes are expanded, and no line longer than their line limit is held.

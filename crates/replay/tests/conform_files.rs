@@ -1,4 +1,5 @@
-//! Reading conformance files, each way in which one can be wrong, and whether the runner notices everything that a file says.
+//! Reading conformance files, each way in which one can be wrong, and whether the runner notices everything that a
+//! file says.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! Damaged files: whatever lines are lost, doubled, exchanged or changed, reading ends in an error or in something that can be run,
-//! and nothing panics.
+//! Damaged files: whatever lines are lost, doubled, exchanged or changed, reading ends in an error or in something
+//! that can be run, and nothing panics.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use std::io::{Read, Write};

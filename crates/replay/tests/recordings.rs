@@ -1,4 +1,5 @@
-//! Replays of the recordings in `data/traces`: under `torch-2.11` they come out as they were recorded, and under every policy whole.
+//! Replays of the recordings in `data/traces`: under `torch-2.11` they come out as they were recorded, and under
+//! every policy whole.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use std::path::Path;
@@ -58,6 +59,7 @@ fn every_policy_completes_every_recording_in_every_turn() {
             let report = replay(&trace, &options).report;
             assert_eq!(report.iterations.len(), 3, "{name} under {policy}");
             assert!(report.peak_requested <= report.peak_reserved);
+            assert!(report.segments.iter().all(|segment| segment.stream < u64::from(trace.streams)), "{name} {policy}");
             let graphs: u64 = report.pools.iter().map(|pool| pool.graphs).sum();
             assert_eq!(graphs, trace.graphs.len() as u64);
         }

@@ -1,4 +1,5 @@
-//! Operations at random: the allocator keeps its promises under every policy and schedule, and the harness notices who does not.
+//! Operations at random: the allocator keeps its promises under every policy and schedule, and the harness notices
+//! who does not.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use std::num::NonZeroU64;

@@ -1,4 +1,5 @@
-//! Reading traces: the recordings in `data/traces` are read whole, and each way in which a file can be wrong has its error.
+//! Reading traces: the recordings in `data/traces` are read whole, and each way in which a file can be wrong has its
+//! error.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use std::io::Write;

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct Snapshot {
     /// Every segment, by device and address.
     pub segments: Vec<Segment>,
-    /// For each device the recorded events, oldest first. This version records none; a list for each device must be there for
-    /// viewers.
+    /// For each device the recorded events, oldest first. This version records none; a list for each device must be
+    /// there for viewers.
     pub device_traces: Vec<Vec<serde_json::Value>>,
     /// The settings under which the allocator ran.
     pub allocator_settings: BTreeMap<String, serde_json::Value>,
@@ -38,8 +38,11 @@ pub struct Segment {
     pub active_size: u64,
     /// Bytes requested in live and pending blocks.
     pub requested_size: u64,
-    /// The handle of the stream it was made for.
+    /// The handle of the stream whose requests it serves; 0 where it serves any.
     pub stream: u64,
+    /// Whether it serves requests of any stream, as memory of a graph's pool does between captures. Not in PyTorch's
+    /// layout.
+    pub any_stream: bool,
     /// Which part of its pool it belongs to.
     pub segment_type: Part,
     /// Its pool; `(0, 0)` is the default pool.

@@ -241,6 +241,7 @@ fn segment(value: Value) -> Result<Segment, Wrong> {
         active_size: sum(|b| b.state != BlockStatus::Inactive, |b| b.size),
         requested_size: sum(|b| b.state != BlockStatus::Inactive, |b| b.requested_size.min(b.size)),
         stream: required(&mut fields, "stream", unsigned)?,
+        any_stream: optional(&mut fields, "any_stream", truth)?.unwrap_or(false),
         segment_type: match kind.as_deref() {
             Some("small") => Part::Small,
             Some("large") => Part::Large,

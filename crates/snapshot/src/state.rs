@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 
 use crate::model::{Block, BlockStatus, Part, Segment, Snapshot};
 
+/// What the allocator gives for memory that belongs to no one stream.
+const NO_STREAM: u64 = u64::MAX;
+
 impl Snapshot {
     /// The snapshot of `state`. `settings` are those the allocator was given, as a `PYTORCH_CUDA_ALLOC_CONF` string.
     #[must_use]
@@ -26,6 +29,7 @@ impl Snapshot {
 }
 
 fn segment(of: &SegmentState, device: u32) -> Segment {
+    let any_stream = of.stream_handle.0 == NO_STREAM;
     Segment {
         device,
         address: of.address.0,
@@ -33,7 +37,8 @@ fn segment(of: &SegmentState, device: u32) -> Segment {
         allocated_size: of.allocated(),
         active_size: of.active(),
         requested_size: of.requested(),
-        stream: of.stream_handle.0,
+        stream: if any_stream { 0 } else { of.stream_handle.0 },
+        any_stream,
         segment_type: match of.part {
             AllocatorPart::Small => Part::Small,
             AllocatorPart::Large => Part::Large,

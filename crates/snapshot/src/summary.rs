@@ -66,8 +66,8 @@ pub struct Place {
     pub device: u32,
     /// The pool; `(0, 0)` is the default pool.
     pub pool: (u64, u64),
-    /// The stream's handle.
-    pub stream: u64,
+    /// The stream's handle; `None` where requests of any stream are served.
+    pub stream: Option<u64>,
     /// The part of the pool.
     pub part: Part,
 }
@@ -77,7 +77,7 @@ impl Place {
         Self {
             device: segment.device,
             pool: segment.segment_pool_id,
-            stream: segment.stream,
+            stream: (!segment.any_stream).then_some(segment.stream),
             part: segment.segment_type,
         }
     }

@@ -45,8 +45,8 @@ pub(super) fn driver(
     if same { None } else { difference(list(expected), list(made)) }
 }
 
-/// The order in which calls are compared: each run of frees (`Some`) by pool, unless a private pool's came before the default
-/// pool's, which is a difference by itself.
+/// The order in which calls are compared: each run of frees (`Some`) by pool, unless a private pool's came before the
+/// default pool's, which is a difference by itself.
 fn order(frees: &[Option<u64>], pool_of: impl Fn(u64) -> PoolId) -> Vec<usize> {
     let mut order: Vec<usize> = (0..frees.len()).collect();
     for run in order.chunk_by_mut(|a, b| frees[*a].is_some() && frees[*b].is_some()) {

@@ -1,12 +1,14 @@
 //! The device that conformance files run on.
 //!
-//! [`ScriptedDevice`] has no memory, only addresses. It is told before each operation which driver calls to expect, answers those as
-//! the file says, and writes down every call that was really made, so that a difference is reported and not a crash.
+//! [`ScriptedDevice`] has no memory, only addresses. It is told before each operation which driver calls to expect,
+//! answers those as the file says, and writes down every call that was really made, so that a difference is reported
+//! and not a crash.
 //!
-//! * **D1** A segment that the file expects lies where the file says, above [`BASE`]; any other lies above everything in any file.
+//! * **D1** A segment that the file expects lies where the file says, above [`BASE`]; any other lies above everything
+//!   in any file.
 //! * **D2** The driver gives no more than the header's limit, and refuses where the file says it refused.
-//! * **D3** An event is complete once [`complete_all_work`](ScriptedDevice::complete_all_work) came after its last record, or
-//!   somebody waited for it. Unrecorded events are complete.
+//! * **D3** An event is complete once [`complete_all_work`](ScriptedDevice::complete_all_work) came after its last
+//!   record, or somebody waited for it. Unrecorded events are complete.
 //! * **D4** There is no virtual memory.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};

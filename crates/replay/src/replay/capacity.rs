@@ -1,7 +1,8 @@
 //! The smallest capacity at which a trace completes.
 //!
-//! Bisection in steps of 2 MiB between what is live at the most and a capacity that is known to suffice. More memory can,
-//! in principle, make a policy fail where less did not; the answer is a capacity that suffices with one step less that does not.
+//! Bisection in steps of 2 MiB between what is live at the most and a capacity that is known to suffice. More memory
+//! can, in principle, make a policy fail where less did not; the answer is a capacity that suffices with one step
+//! less that does not.
 
 use super::DEFAULT_CAPACITY;
 use super::run::{Options, ReplayError, completes};
@@ -19,8 +20,8 @@ pub struct Capacity {
     pub replays: u32,
 }
 
-/// Looks for the smallest capacity at which `trace` completes, up to the largest of an H200's memory and the capacity of the options.
-/// `enough` is where it is expected to complete. `progress` is told replays so far.
+/// Looks for the smallest capacity at which `trace` completes, up to the largest of an H200's memory and the capacity
+/// of the options. `enough` is where it is expected to complete. `progress` is told replays so far.
 ///
 /// # Errors
 ///

@@ -1,14 +1,14 @@
 //! A device that counts what the allocator asks of it.
 //!
-//! A replay makes driver calls of its own (it captures, and holds work back). [`Meter`] stands between the allocator and the device, so
-//! that only the allocator's calls are counted; the replay asks the device behind it.
+//! A replay makes driver calls of its own (it captures, and holds work back). [`Meter`] stands between the allocator
+//! and the device, so that only the allocator's calls are counted; the replay asks the device behind it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gpupool_device::{
     Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverResult, EventHandle,
-    MemoryHandle, MemoryInfo, StreamHandle,
+    GraphHandle, MemoryHandle, MemoryInfo, NodeId, StreamHandle,
 };
 
 use super::ReplayDevice;
@@ -149,6 +149,10 @@ impl<D: ReplayDevice> Device for Meter<D> {
 
     fn capture_frontier(&self, stream: StreamHandle) -> DriverResult<Option<CaptureFrontier>> {
         self.metered(Call::StreamGetCaptureInfo, |d| d.capture_frontier(stream))
+    }
+
+    fn node_dependencies(&self, graph: GraphHandle, node: NodeId) -> DriverResult<Vec<NodeId>> {
+        self.metered(Call::GraphGetEdges, |d| d.node_dependencies(graph, node))
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use gpupool_allocator::state::SegmentState;
 use gpupool_allocator::{Allocation, PoolId, State};
+use gpupool_device::StreamHandle;
 use hashbrown::HashMap;
 
 use super::report::{PoolReport, SegmentReport};
@@ -99,7 +101,7 @@ impl<'a> Watch<'a> {
     }
 
     /// Memory came or went: compares the segments with those known.
-    fn refresh(&mut self, state: State) {
+    fn refresh(&mut self, state: State, event: Event) {
         let mut gone: BTreeMap<u64, (usize, PoolId)> = std::mem::take(&mut self.standing);
         for segment in &state.segments {
             if let Some(known) = gone.remove(&segment.ordinal) {
@@ -111,7 +113,7 @@ impl<'a> Watch<'a> {
             self.segments.push(SegmentReport {
                 ordinal: segment.ordinal,
                 bytes: segment.size,
-                stream: self.plan.number(segment.stream_handle),
+                stream: self.stream_of(segment, event),
                 pool,
                 released_at: None,
             });
@@ -130,6 +132,15 @@ impl<'a> Watch<'a> {
         self.recount_pools();
         if self.wants_state && self.reserved.peak > before {
             self.at_peak = Some(state);
+        }
+    }
+
+    /// The stream that a new segment was made for. Memory of a graph's pool may belong to no one stream: then it is
+    /// that of the request that made it.
+    fn stream_of(&self, segment: &SegmentState, event: Event) -> u64 {
+        match event {
+            Event::Alloc { stream, .. } if segment.stream_handle == StreamHandle(u64::MAX) => u64::from(stream),
+            _ => self.plan.number(segment.stream_handle),
         }
     }
 
@@ -170,7 +181,7 @@ impl<D: ReplayDevice> Observer<Ours<D>> for Watch<'_> {
         let calls = backend.allocator.device().memory_calls();
         if calls != self.memory_calls {
             self.memory_calls = calls;
-            self.refresh(backend.allocator.state());
+            self.refresh(backend.allocator.state(), event);
         }
         if event.counts() {
             self.counted += 1;

@@ -41,7 +41,8 @@ pub struct Report {
     pub iterations: Vec<Iteration>,
     /// Every segment of the first turn, in order of creation.
     pub segments: Vec<SegmentReport>,
-    /// Nanoseconds of host time an event costs: the median of the warm turns, less the loop itself. `None` if none was whole.
+    /// Nanoseconds of host time an event costs: the median of the warm turns, less the loop itself. `None` if none
+    /// was whole.
     pub ns_per_event: Option<f64>,
     /// Turns that were timed for it.
     pub timed_turns: u32,

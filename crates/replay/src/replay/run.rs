@@ -173,8 +173,8 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
         let plan = Plan::new(trace, options.completion_lag);
         let meter = Arc::new(Meter::new(device));
         let registry = Arc::new(CaptureRegistry::default());
-        let ours = Allocator::with_registry(Arc::clone(&meter), config, Arc::clone(&registry))
-            .and_then(|allocator| Ours::new(allocator, registry, trace, &plan))
+        let ours = Allocator::with_registry(Arc::clone(&meter), config, registry)
+            .and_then(|allocator| Ours::new(allocator, trace, &plan))
             .map_err(|error| ReplayError::Allocator { trace: name(), error: Box::new(error) })?;
         let live = (0..trace.blocks.len()).map(|_| None).collect();
         Ok(Self { trace, options, plan, live, ours, meter })

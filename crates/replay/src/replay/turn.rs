@@ -1,16 +1,14 @@
 //! One turn: the loop over a trace's events, the allocator's side of it, and the side that does nothing.
 
 use std::hint::black_box;
-use std::sync::Arc;
 
-use gpupool_allocator::{
-    AllocError, Allocation, Allocator, CaptureRegistry, Filter, PoolHold, PoolId, SessionKey, Stream,
-};
-use gpupool_device::{CaptureId, CaptureMode, CaptureStatus, DriverError, GraphHandle, StreamHandle};
+use gpupool_allocator::{AllocError, Allocation, Allocator, Filter, PoolId, Stream};
+use gpupool_device::{Call, CaptureId, CaptureMode, DriverError, GraphHandle, StreamHandle, code};
+use gpupool_graph_capture::{Capture, CaptureError, CaptureOptions, Captures, Graph};
 
 use super::setup::Plan;
 use super::{Meter, ReplayDevice};
-use crate::trace::{Event, Graph, Trace};
+use crate::trace::{self, Event, Trace};
 
 /// What a turn asks for. The loop is the same whoever answers.
 pub(super) trait Backend {
@@ -22,7 +20,7 @@ pub(super) trait Backend {
     /// A free with one use recorded on a private stream.
     fn free_used(&mut self, block: Self::Block, private: u32);
     fn empty_cache(&mut self) -> Result<(), AllocError>;
-    fn begin(&mut self, graph: u32, of: Graph) -> Result<(), AllocError>;
+    fn begin(&mut self, graph: u32, of: trace::Graph) -> Result<(), AllocError>;
     fn end(&mut self, graph: u32) -> Result<(), AllocError>;
     /// Whether the stream is being captured, so that nothing can be held back there.
     fn captures(&self, stream: u16) -> bool;
@@ -134,7 +132,7 @@ impl Backend for Nothing {
         Ok(())
     }
 
-    fn begin(&mut self, _: u32, _: Graph) -> Result<(), AllocError> {
+    fn begin(&mut self, _: u32, _: trace::Graph) -> Result<(), AllocError> {
         Ok(())
     }
 
@@ -148,36 +146,44 @@ impl Backend for Nothing {
 }
 
 /// A capture of this turn.
-struct Capture {
+struct Recorded<D: ReplayDevice> {
     stream: u16,
     pool: PoolId,
-    /// Our side of the capture, where the registry routes it.
-    session: Option<SessionKey>,
-    /// What its graph keeps.
-    holds: Vec<PoolHold>,
-    open: bool,
-    graph: Option<GraphHandle>,
+    now: Stage<D>,
+}
+
+/// How far a capture is.
+enum Stage<D: ReplayDevice> {
+    /// Under way in PyTorch's way: a scope, and the driver's capture.
+    Scoped,
+    /// Under way.
+    Capturing(Box<Capture<Meter<D>>>),
+    /// Over in PyTorch's way: the graph is the driver's, and we owe the pool a release.
+    Scope(Option<GraphHandle>),
+    /// Over. The graph holds its pool.
+    Graph { _graph: Graph<Meter<D>> },
+}
+
+impl<D: ReplayDevice> Stage<D> {
+    fn is_open(&self) -> bool {
+        matches!(self, Self::Scoped | Self::Capturing(_))
+    }
 }
 
 /// The backend that is an allocator of ours.
 pub(super) struct Ours<D: ReplayDevice> {
     pub(super) allocator: Allocator<Meter<D>>,
-    registry: Arc<CaptureRegistry>,
+    captures: Captures<Meter<D>>,
     bit_exact: bool,
     streams: Vec<Stream<Meter<D>>>,
     private: Vec<Stream<Meter<D>>>,
-    captures: Vec<Capture>,
+    recorded: Vec<Recorded<D>>,
     /// Which turn this is: each has private pools of its own.
     turn: u64,
 }
 
 impl<D: ReplayDevice> Ours<D> {
-    pub(super) fn new(
-        allocator: Allocator<Meter<D>>,
-        registry: Arc<CaptureRegistry>,
-        trace: &Trace,
-        plan: &Plan,
-    ) -> Result<Self, AllocError> {
+    pub(super) fn new(allocator: Allocator<Meter<D>>, trace: &Trace, plan: &Plan) -> Result<Self, AllocError> {
         let device = allocator.device().device();
         let register = |handle: StreamHandle| {
             device.adopt_stream(handle)?;
@@ -186,7 +192,8 @@ impl<D: ReplayDevice> Ours<D> {
         let streams = (0..trace.streams.max(1)).map(|n| register(plan.handle(n))).collect::<Result<Vec<_>, _>>()?;
         let private = (0..plan.private).map(|n| register(Plan::private_handle(n))).collect::<Result<Vec<_>, _>>()?;
         let bit_exact = allocator.config().policy().is_bit_exact();
-        Ok(Self { allocator, registry, bit_exact, streams, private, captures: Vec::new(), turn: 0 })
+        let captures = Captures::new(&allocator);
+        Ok(Self { allocator, captures, bit_exact, streams, private, recorded: Vec::new(), turn: 0 })
     }
 
     fn device(&self) -> &D {
@@ -200,26 +207,25 @@ impl<D: ReplayDevice> Ours<D> {
 
     /// The pool that requests on `stream` go to.
     pub(super) fn pool_for(&self, stream: u16) -> PoolId {
-        self.captures.iter().rev().find(|c| c.open && c.stream == stream).map_or(PoolId::DEFAULT, |c| c.pool)
+        let open = |c: &&Recorded<D>| c.now.is_open() && c.stream == stream;
+        self.recorded.iter().rev().find(open).map_or(PoolId::DEFAULT, |c| c.pool)
     }
 
     fn close(&mut self, graph: usize) -> Result<(), AllocError> {
-        let Some(capture) = self.captures.get_mut(graph) else { return Ok(()) };
-        if !std::mem::take(&mut capture.open) {
-            return Ok(());
+        let Some(recorded) = self.recorded.get_mut(graph).filter(|c| c.now.is_open()) else { return Ok(()) };
+        let (stream, pool) = (recorded.stream, recorded.pool);
+        match std::mem::replace(&mut recorded.now, Stage::Scope(None)) {
+            Stage::Capturing(capture) => {
+                recorded.now = Stage::Graph { _graph: capture.end().map_err(alloc_error)? };
+            }
+            _ => {
+                let ended = self.device().end_capture(self.streams[usize::from(stream)].handle());
+                self.allocator.mark_capture_end();
+                self.allocator.end_allocate_to_pool(pool)?;
+                self.allocator.set_current_stream(&self.streams[0])?;
+                self.recorded[graph].now = Stage::Scope(Some(ended?));
+            }
         }
-        let (stream, pool, session) = (capture.stream, capture.pool, capture.session.take());
-        let ended = self.device().end_capture(self.streams[usize::from(stream)].handle());
-        if self.bit_exact {
-            self.allocator.mark_capture_end();
-            self.allocator.end_allocate_to_pool(pool)?;
-            self.allocator.set_current_stream(&self.streams[0])?;
-        } else if let Some(session) = session {
-            let holds = self.registry.close(session).holds;
-            holds.iter().for_each(|hold| drop(hold.end_capture()));
-            self.captures[graph].holds = holds;
-        }
-        self.captures[graph].graph = Some(ended?);
         Ok(())
     }
 
@@ -228,18 +234,38 @@ impl<D: ReplayDevice> Ours<D> {
         if plan.ticking {
             (0..=plan.lag).for_each(|_| self.device().advance());
         }
-        for graph in 0..self.captures.len() {
+        for graph in 0..self.recorded.len() {
             self.close(graph)?;
         }
         live.iter_mut().for_each(|block| drop(block.take()));
-        for capture in std::mem::take(&mut self.captures) {
-            self.allocator.release_pool(capture.pool)?;
-            if let Some(graph) = capture.graph {
-                self.device().graph_destroy(graph)?;
+        for recorded in std::mem::take(&mut self.recorded) {
+            if let Stage::Scope(graph) = recorded.now {
+                self.allocator.release_pool(recorded.pool)?;
+                graph.map_or(Ok(()), |graph| self.device().graph_destroy(graph))?;
             }
         }
+        self.captures.tidy();
         self.turn += 1;
         Ok(())
+    }
+
+    /// PyTorch's way: a scope for what the capture asks for.
+    fn begin_scoped(&self, stream: &Stream<Meter<D>>, pool: PoolId) -> Result<(), AllocError> {
+        self.device().begin_capture(stream.handle(), CaptureMode::Global)?;
+        let id = self.device().capture_status(stream.handle())?.id().unwrap_or(CaptureId(0));
+        self.allocator.set_current_stream(stream)?;
+        self.allocator.begin_allocate_to_pool(pool, Filter::Capture(id))?;
+        self.allocator.mark_capture_begin();
+        Ok(())
+    }
+}
+
+/// A replay's error for a capture's.
+fn alloc_error(error: CaptureError) -> AllocError {
+    match error {
+        CaptureError::Alloc(e) => e,
+        CaptureError::Driver(e) | CaptureError::Invalidated { end: e, .. } => e.into(),
+        _ => DriverError::new(Call::StreamBeginCapture, code::NOT_SUPPORTED).into(),
     }
 }
 
@@ -264,25 +290,18 @@ impl<D: ReplayDevice> Backend for Ours<D> {
         self.allocator.empty_cache().map(drop)
     }
 
-    fn begin(&mut self, graph: u32, of: Graph) -> Result<(), AllocError> {
-        debug_assert_eq!(graph as usize, self.captures.len());
+    fn begin(&mut self, graph: u32, of: trace::Graph) -> Result<(), AllocError> {
+        debug_assert_eq!(graph as usize, self.recorded.len());
         let stream = &self.streams[usize::from(of.stream)];
         let pool = self.pool(of.pool);
-        self.device().begin_capture(stream.handle(), CaptureMode::Global)?;
-        let id = match self.device().capture_status(stream.handle())? {
-            CaptureStatus::Active(id) | CaptureStatus::Invalidated(id) => id,
-            CaptureStatus::None => CaptureId(0),
-        };
-        let mut session = None;
-        if self.bit_exact {
-            self.allocator.set_current_stream(stream)?;
-            self.allocator.begin_allocate_to_pool(pool, Filter::Capture(id))?;
-            self.allocator.mark_capture_begin();
+        let now = if self.bit_exact {
+            self.begin_scoped(stream, pool)?;
+            Stage::Scoped
         } else {
-            self.allocator.create_pool(pool)?;
-            session = self.registry.adopt(id, pool);
-        }
-        self.captures.push(Capture { stream: of.stream, pool, session, holds: Vec::new(), open: true, graph: None });
+            let options = CaptureOptions::new().with_pool(pool);
+            Stage::Capturing(Box::new(self.captures.begin(stream, options).map_err(alloc_error)?))
+        };
+        self.recorded.push(Recorded { stream: of.stream, pool, now });
         Ok(())
     }
 
@@ -291,6 +310,6 @@ impl<D: ReplayDevice> Backend for Ours<D> {
     }
 
     fn captures(&self, stream: u16) -> bool {
-        self.captures.iter().any(|c| c.open && c.stream == stream)
+        self.recorded.iter().any(|c| c.now.is_open() && c.stream == stream)
     }
 }

@@ -81,7 +81,8 @@ pub enum StressError {
     Setup(#[source] Failed),
 }
 
-/// A run on a simulated device with contents, a scheduler that draws lots and a race detector. `progress` is told operations so far.
+/// A run on a simulated device with contents, a scheduler that draws lots and a race detector. `progress` is told
+/// operations so far.
 ///
 /// # Errors
 ///

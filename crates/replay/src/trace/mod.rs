@@ -1,11 +1,13 @@
 //! Workload traces: what a real program asked of its allocator, format `torch-trace-1`.
 //!
-//! A trace is gzip text: a JSON header, then one event a line. [`Trace::read`] checks every line against the ones before it, so
-//! that whoever replays a [`Trace`] can rely on it; [`TraceWriter`](write::TraceWriter) makes one.
+//! A trace is gzip text: a JSON header, then one event a line. [`Trace::read`] checks every line against the ones
+//! before it, so that whoever replays a [`Trace`] can rely on it; [`TraceWriter`](write::TraceWriter) makes one.
 //!
-//! Numbers of blocks and graphs are made dense (from 0, in order of appearance), because a replay looks them up by index.
+//! Numbers of blocks and graphs are made dense (from 0, in order of appearance), because a replay looks them up by
+//! index.
 //!
-//! * **W1** Each block is allocated once, freed at most once and only after that, and completed at most once and only after that.
+//! * **W1** Each block is allocated once, freed at most once and only after that, and completed at most once and only
+//!   after that.
 //! * **W2** Of two captures open at a time neither has the other's graph or stream.
 //! * **W3** Recorded segments that exist at one time do not overlap, and each is given back as it was taken.
 //! * **W4** The counts in the header are those of the file.
@@ -191,7 +193,8 @@ impl Trace {
         })
     }
 
-    /// The most bytes requested and not yet freed at one time: no allocator can do with less, even one that waits for every use.
+    /// The most bytes requested and not yet freed at one time: no allocator can do with less, even one that waits for
+    /// every use.
     #[must_use]
     pub fn peak_live(&self) -> u64 {
         self.peak(|event| match event {

@@ -1,7 +1,7 @@
 //! Writing a trace.
 //!
-//! A [`TraceWriter`] is told what happens and counts along; [`finish`](TraceWriter::finish) puts the header, whose counts it
-//! knows, before the events. Its output reads back as the same events.
+//! A [`TraceWriter`] is told what happens and counts along; [`finish`](TraceWriter::finish) puts the header, whose
+//! counts it knows, before the events. Its output reads back as the same events.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
