@@ -406,7 +406,7 @@ impl<D: Device> Allocator<D> {
     }
 
     /// Adds one segment of at least `bytes` to a part of a pool, ahead of captures into it, so that they find it in one piece. Returns
-    /// its bytes.
+    /// its bytes. Of large memory reserved this way captures take small blocks too, before the pool grows.
     ///
     /// # Errors
     ///

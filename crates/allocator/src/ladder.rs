@@ -29,6 +29,8 @@ pub(crate) enum Step {
     TakeIdleSegment { wait: bool },
     /// Use free blocks of streams that are gone.
     TakeFromRetired,
+    /// Put a small block of a capture into large memory that was reserved for its pool ahead.
+    ReservedAhead,
     /// Give idle segments back if growth would exceed the previous peak or the high-water mark.
     TrimBeforeGrowth,
     /// A new segment from the driver.
@@ -116,6 +118,7 @@ impl<D: Device> Inner<D> {
             Step::GarbageCollection => progress(self.collect_garbage(request)? > 0),
             Step::TakeIdleSegment { wait } => progress(self.take_idle_segment(request, wait)?),
             Step::TakeFromRetired => self.take_from_retired(request).map_or(Outcome::Nothing, Outcome::Served),
+            Step::ReservedAhead => self.take_reserved(request).map_or(Outcome::Nothing, Outcome::Served),
             Step::TrimBeforeGrowth => progress(self.trim_before_growth(request)? > 0),
             Step::Grow { retry } => self.grow(request, retry)?,
             Step::OverflowPools => self.take_from_overflow(request).map_or(Outcome::Nothing, Outcome::Served),

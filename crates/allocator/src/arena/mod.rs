@@ -64,6 +64,8 @@ pub(crate) struct PoolSlot {
     pub(crate) counters: Option<Arc<PoolCounters>>,
     /// What was handed out during the capture under way.
     pub(crate) recorded: Option<Recording>,
+    /// Large memory was reserved for it ahead: captures put small blocks there before they grow.
+    pub(crate) sized_ahead: bool,
     pub(crate) in_use: bool,
 }
 
@@ -153,7 +155,8 @@ impl<D: Device> Drop for Arena<D> {
 impl ArenaState {
     /// A slot for a pool, taking the place of one that is gone.
     pub(crate) fn add_slot(&mut self, pool: PoolId, counters: Option<Arc<PoolCounters>>) -> u32 {
-        let slot = PoolSlot { pool, no_split: false, age: [0; 2], counters, recorded: None, in_use: true };
+        let slot =
+            PoolSlot { pool, no_split: false, age: [0; 2], counters, recorded: None, sized_ahead: false, in_use: true };
         match self.slots.iter().position(|s| !s.in_use) {
             Some(at) => {
                 self.slots[at] = slot;

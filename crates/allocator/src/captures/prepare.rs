@@ -7,7 +7,7 @@ use gpupool_device::Device;
 use crate::arena::{Arena, BlockId, LaneKind};
 use crate::error::AllocError;
 use crate::ids::{Part, PoolId};
-use crate::inner::Inner;
+use crate::inner::{Inner, Request, Served};
 use crate::pool::Pool;
 use crate::totals::Refusal;
 
@@ -111,6 +111,26 @@ impl<D: Device> Inner<D> {
         pool.counters.reserved_bytes.increase(part, bytes as i64);
         let lane = state.lanes_of(pool.slot, &self.shared.neutral, LaneKind::Neutral) + part.index() as u32;
         state.attach(memory, lane);
+        state.slots[pool.slot as usize].sized_ahead |= part == Part::Large;
         Ok(bytes)
+    }
+
+    /// Serves a small request of a capture from the large memory of a pool that was sized ahead: a pool that has what its captures need
+    /// should not grow because some of it is asked for in small pieces.
+    pub(crate) fn take_reserved(&self, request: &Request<D>) -> Option<Served<D>> {
+        let neutral = request.neutral.filter(|_| request.part == Part::Small)?;
+        let (lane, neutral) = (request.lane + 1, neutral + 1);
+        let counters = &request.arena.counters;
+        let mut state = request.arena.state.lock();
+        let slot = state.lanes[lane as usize].slot as usize;
+        if !state.slots[slot].sized_ahead {
+            return None;
+        }
+        let block = state.take_from(lane, Some(neutral), request.size, self.shared.counts_ages(), counters)?;
+        let handed = state.hand_out(block, request.size, request.requested, counters)?;
+        state.blocks[handed.block].lane = lane;
+        drop(state);
+        let borrower = Some(Arc::clone(&request.core));
+        Some(Served { arena: Arc::clone(&request.arena), handed, borrower })
     }
 }

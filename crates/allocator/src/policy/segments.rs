@@ -16,6 +16,7 @@ const LADDER: &[Rung] = &[
     Rung { step: Step::GarbageCollection, then: Then::SearchAgain },
     Rung { step: Step::TakeIdleSegment { wait: false }, then: Then::SearchAgain },
     Rung { step: Step::TakeFromRetired, then: Then::GoOn },
+    Rung { step: Step::ReservedAhead, then: Then::GoOn },
     Rung { step: Step::TrimBeforeGrowth, then: Then::GoOn },
     Rung { step: Step::Grow { retry: false }, then: Then::GoOn },
     Rung { step: Step::OverflowPools, then: Then::GoOn },
