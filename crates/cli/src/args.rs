@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Stress(Stress),
     /// Say where the memory of a snapshot is and what keeps it there; of two, what grew
     Inspect(Inspect),
+    /// Say what a workload's captures will take, before anything is captured
+    Forecast(Forecast),
 }
 
 #[derive(Args, Debug)]
@@ -64,6 +66,19 @@ pub(crate) struct Replay {
     /// Write a report (not in this version)
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Forecast {
+    /// A trace (*.trace.gz)
+    #[arg(value_name = "TRACE")]
+    pub(crate) trace: PathBuf,
+    /// The simulated device's memory, in bytes or with a unit (40GiB)
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value_t = DEFAULT_CAPACITY)]
+    pub(crate) capacity: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]

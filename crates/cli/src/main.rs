@@ -12,6 +12,7 @@
 mod args;
 mod conform;
 mod failure;
+mod forecast;
 mod inspect;
 mod output;
 mod progress;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Command::Conform(conform) => conform::run(conform),
         Command::Stress(stress) => stress::run(stress),
         Command::Inspect(inspect) => inspect::run(inspect),
+        Command::Forecast(forecast) => forecast::run(forecast),
     };
     match verdict {
         Ok(Verdict::Good) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,

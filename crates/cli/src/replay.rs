@@ -82,7 +82,7 @@ fn read(paths: &[std::path::PathBuf]) -> Result<Vec<Trace>, Failure> {
     paths.iter().map(|path| read_one(path)).collect()
 }
 
-fn read_one(path: &Path) -> Result<Trace, Failure> {
+pub(crate) fn read_one(path: &Path) -> Result<Trace, Failure> {
     let mut first = [0];
     let snapshot = File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok_and(|()| {
         // A pickle, or a JSON object.

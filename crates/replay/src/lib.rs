@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conform;
+pub mod forecast;
 pub mod generate;
 pub mod replay;
 pub mod shadow;
