@@ -6,6 +6,7 @@ use gpupool_device::{Device, DriverResult};
 
 use crate::arena::{Arena, BlockId, LaneKind, NONE};
 use crate::error::{AllocError, FreeError};
+use crate::ids::StreamId;
 use crate::inner::Inner;
 use crate::shared::Shared;
 use crate::stream::StreamCore;
@@ -180,14 +181,20 @@ impl<D: Device> Arena<D> {
     }
 
     /// Makes `core` wait, on the device, for every stream that this arena's blocks of `core` still wait for, and frees them: what
-    /// `core` does with them from now on comes after those uses. Returns how many.
+    /// `core` does with them from now on comes after those uses. Blocks of other streams are left as they are. Returns how many.
     pub(crate) fn wait_on_device(&self, core: &Arc<StreamCore>) -> DriverResult<usize> {
         let driver = &self.shared.driver;
         if driver.capture_status(core.handle)?.is_capturing() {
             return Ok(0);
         }
-        let mut covered: Vec<(crate::ids::StreamId, u64)> = Vec::new();
-        for (other, newest) in self.awaited() {
+        let awaited = self.state.lock().awaited_by(core);
+        let mut covered: Vec<(StreamId, u64)> = Vec::new();
+        for (other, newest) in awaited {
+            if other.id == core.id {
+                // What was done with a block on the stream that gets it comes before by itself.
+                covered.push((other.id, newest));
+                continue;
+            }
             if !other.is_closed(newest) {
                 self.shared.mark_unless_capturing(&other)?;
             }
@@ -199,10 +206,9 @@ impl<D: Device> Arena<D> {
                 covered.push((other.id, mark));
             }
         }
-        let freed = self.state.lock().settle(&self.counters, |stream, mark| {
-            stream.is_done(mark) || covered.iter().any(|(id, up_to)| *id == stream.id && mark <= *up_to)
-        });
-        Ok(freed)
+        let mut state = self.state.lock();
+        let done = state.settle_done(&self.counters);
+        Ok(done + state.settle_for(core, &covered, &self.counters))
     }
 }
 

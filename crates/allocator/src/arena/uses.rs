@@ -114,26 +114,62 @@ impl ArenaState {
         }
     }
 
-    /// Frees the pending blocks whose marks are all done, stream by stream. Returns how many. O(blocks that leave a queue).
-    pub(crate) fn settle_done(&mut self, counters: &ArenaCounters) -> usize {
-        self.settle(counters, |core, mark| core.is_done(mark))
+    /// The streams that pending blocks of `core` wait for, each with the newest mark.
+    pub(crate) fn awaited_by(&self, core: &StreamCore) -> Vec<(Arc<StreamCore>, u64)> {
+        let newest =
+            |q: &PendingQueue| q.blocks.iter().rev().find(|(_, id)| self.belongs_to(*id, core)).map(|(m, _)| *m);
+        self.pending.iter().filter_map(|q| Some((Arc::clone(&q.core), newest(q)?))).collect()
     }
 
-    /// As [`settle_done`](Self::settle_done), with another idea of when a use is over.
-    pub(crate) fn settle(&mut self, counters: &ArenaCounters, is_over: impl Fn(&StreamCore, u64) -> bool) -> usize {
+    fn belongs_to(&self, id: BlockId, core: &StreamCore) -> bool {
+        self.lanes[self.blocks[id].lane as usize].core.id == core.id
+    }
+
+    /// Frees the pending blocks whose marks are all done, stream by stream. Returns how many. O(blocks that leave a queue).
+    pub(crate) fn settle_done(&mut self, counters: &ArenaCounters) -> usize {
+        let mut over = Vec::new();
+        for queue in &mut self.pending {
+            while let Some((_, id)) = queue.blocks.front().copied().filter(|(mark, _)| queue.core.is_done(*mark)) {
+                queue.blocks.pop_front();
+                over.push(id);
+            }
+        }
+        self.uses_over(&over, counters)
+    }
+
+    /// Frees the pending blocks of `core` whose uses come before what `core` does next: up to a mark of each stream given. Returns how
+    /// many. O(pending blocks).
+    pub(crate) fn settle_for(
+        &mut self,
+        core: &StreamCore,
+        covered: &[(StreamId, u64)],
+        counters: &ArenaCounters,
+    ) -> usize {
+        let mut over = Vec::new();
+        let mut pending = std::mem::take(&mut self.pending);
+        for queue in &mut pending {
+            let Some((_, up_to)) = covered.iter().find(|(id, _)| *id == queue.core.id) else { continue };
+            queue.blocks.retain(|(mark, id)| {
+                let is_over = mark <= up_to && self.belongs_to(*id, core);
+                if is_over {
+                    over.push(*id);
+                }
+                !is_over
+            });
+        }
+        self.pending = pending;
+        self.uses_over(&over, counters)
+    }
+
+    /// One use each of these blocks is over. Frees those that no other holds; returns how many.
+    fn uses_over(&mut self, over: &[BlockId], counters: &ArenaCounters) -> usize {
         let mut freed = 0;
-        for at in 0..self.pending.len() {
-            while let Some((mark, id)) = self.pending[at].blocks.front().copied() {
-                if !is_over(&self.pending[at].core, mark) {
-                    break;
-                }
-                self.pending[at].blocks.pop_front();
-                let Some(uses) = self.uses.get_mut(self.blocks[id].uses) else { continue };
-                uses.waiting = uses.waiting.saturating_sub(1);
-                if uses.waiting == 0 {
-                    self.complete_free(id, counters);
-                    freed += 1;
-                }
+        for id in over {
+            let Some(uses) = self.uses.get_mut(self.blocks[*id].uses) else { continue };
+            uses.waiting = uses.waiting.saturating_sub(1);
+            if uses.waiting == 0 {
+                self.complete_free(*id, counters);
+                freed += 1;
             }
         }
         self.pending.retain(|q| !q.blocks.is_empty());
