@@ -80,10 +80,15 @@ impl<D: Device> Inner<D> {
             return request.segment_bytes;
         }
         let mut state = request.arena.state.lock();
-        match state.repetition.covers(request.size, &request.arena.counters) {
+        let generous = match state.repetition.covers(request.size, &request.arena.counters) {
             true => state.repetition.segment_bytes(request.segment_bytes),
             false => request.segment_bytes,
+        };
+        // An oversize segment would serve none of the requests that it is for.
+        if request.size < self.shared.rules.arena.max_split && generous >= self.shared.rules.arena.max_split {
+            return request.segment_bytes;
         }
+        generous
     }
 
     /// Moves the smallest fitting wholly free segment of another stream of the default pool into the request's arena, once the
