@@ -270,6 +270,8 @@ impl<D: Device> Allocator<D> {
 
     /// As [`empty_cache`](Self::empty_cache), but waits for nothing: what the device may still use stays.
     ///
+    /// Only the driver's free of plain memory waits by itself, until the device is idle; what is known to be in use is not freed.
+    ///
     /// # Errors
     ///
     /// The driver's.
@@ -362,7 +364,7 @@ impl<D: Device> Allocator<D> {
     pub fn hold_pool(&self, id: PoolId) -> Result<PoolHold, AllocError> {
         self.inner.take_pool(id, None)?;
         let hold = self.inner.pools.get(id).map(|pool| self.inner.hold(&pool));
-        self.inner.pools.release(id)?;
+        self.inner.release_pool(id)?;
         hold?.ok_or_else(|| PoolError::Unknown { pool: id }.into())
     }
 
@@ -433,7 +435,7 @@ impl<D: Device> Allocator<D> {
     ///
     /// [`PoolError::Unknown`], [`PoolError::OverReleased`].
     pub fn release_pool(&self, id: PoolId) -> Result<(), AllocError> {
-        Ok(self.inner.pools.release(id)?)
+        Ok(self.inner.release_pool(id)?)
     }
 
     /// How many users a pool has.

@@ -278,7 +278,7 @@ impl<D: Device> Inner<D> {
                 // Another thread may have kept it meanwhile: then this one's hold goes.
                 drop(self.shared.registry.keep(session, hold));
             }
-            self.pools.release(id)?;
+            self.release_pool(id)?;
             self.pools.mark_captured(id);
             return Ok(pool);
         }
@@ -455,6 +455,11 @@ impl<D: Device> Inner<D> {
         let block = state.take_from(request.lane, request.neutral, request.size, ages, counters)?;
         let handed = state.hand_out(block, request.size, request.requested, counters)?;
         Some(request.served(&mut state, handed))
+    }
+
+    /// One user of a pool less.
+    pub(crate) fn release_pool(&self, id: PoolId) -> Result<(), PoolError> {
+        self.pools.release(id, self.shared.rules.counts_over_releases)
     }
 
     /// One user more of a pool, which is made if there is none.

@@ -94,15 +94,17 @@ impl<D: Device> PoolTable<D> {
         Ok(Some(Arc::clone(&entry.pool)))
     }
 
-    /// One user less; at zero the pool is freeable.
-    pub(crate) fn release(&self, id: PoolId) -> Result<(), PoolError> {
+    /// One user less; at zero the pool is freeable. Of none too many, `counts_errors` says whether it is counted all the same.
+    pub(crate) fn release(&self, id: PoolId, counts_errors: bool) -> Result<(), PoolError> {
         let mut table = self.lock();
         let entry = table.pools.get_mut(&id).ok_or(PoolError::Unknown { pool: id })?;
-        entry.use_count -= 1;
-        if entry.use_count < 0 {
-            return Err(PoolError::OverReleased { pool: id });
+        if entry.use_count > 0 || counts_errors {
+            entry.use_count -= 1;
+            if entry.use_count >= 0 {
+                return Ok(());
+            }
         }
-        Ok(())
+        Err(PoolError::OverReleased { pool: id })
     }
 
     /// A capture was routed to the pool.

@@ -36,18 +36,36 @@ pub struct Trimmed {
     pub refused: Option<DriverError>,
 }
 
+/// What giving memory back may wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    /// Nothing: what the device may still use stays.
+    Nothing,
+    /// The driver: plain memory goes at once, and its free waits; a handle that may be in use stays.
+    Driver,
+    /// Everything.
+    Everything,
+}
+
+impl Patience {
+    fn to_wait(wait: bool) -> Self {
+        if wait { Self::Everything } else { Self::Nothing }
+    }
+}
+
 impl<D: Device> Arena<D> {
-    /// Gives wholly free segments back, in the order given. With `wait` it waits for the device where it must.
-    pub(crate) fn release(&self, idle: &[Idle], wait: bool, out: &mut Trimmed) -> Result<(), AllocError> {
+    /// Gives wholly free segments back, in the order given.
+    pub(crate) fn release(&self, idle: &[Idle], patience: Patience, out: &mut Trimmed) -> Result<(), AllocError> {
         for idle in idle {
             let (needs_quiescence, part, pool, counters) = {
                 let state = self.state.lock();
                 let Some(segment) = state.segments.get(idle.segment) else { continue };
                 let slot = &state.slots[segment.slot as usize];
                 let handle = matches!(segment.memory.backing, Backing::Handle(_));
-                (handle, segment.part, slot.pool, slot.counters.clone())
+                let waits_itself = !handle && patience != Patience::Nothing;
+                (!waits_itself, segment.part, slot.pool, slot.counters.clone())
             };
-            if needs_quiescence && !self.is_quiescent(idle, wait)? {
+            if needs_quiescence && !self.is_quiescent(idle, patience == Patience::Everything)? {
                 out.busy_bytes += idle.bytes;
                 continue;
             }
@@ -79,9 +97,14 @@ impl<D: Device> Arena<D> {
         Ok(())
     }
 
-    fn release_lanes(&self, pick: impl Fn(&Lane) -> bool, wait: bool, out: &mut Trimmed) -> Result<(), AllocError> {
+    fn release_lanes(
+        &self,
+        pick: impl Fn(&Lane) -> bool,
+        patience: Patience,
+        out: &mut Trimmed,
+    ) -> Result<(), AllocError> {
         let idle = self.idle_segments(pick);
-        self.release(&idle, wait, out)
+        self.release(&idle, patience, out)
     }
 
     /// As [`idle_segments`](Self::idle_segments), for one part of one pool and with lanes in the order of their handles.
@@ -119,6 +142,7 @@ impl<D: Device> Inner<D> {
                 candidates.push((Arc::clone(&arena), idle, u64::from(age)));
             }
         }
+        let patience = if self.shared.rules.collects_busy_memory { Patience::Driver } else { Patience::Nothing };
         let mut out = Trimmed::default();
         let mut sum: u64 = candidates.iter().map(|(.., age)| age).sum();
         loop {
@@ -130,7 +154,7 @@ impl<D: Device> Inner<D> {
             for (arena, idle, age) in candidates {
                 let released = out.released_segments;
                 if age as f64 >= cut {
-                    arena.release(&[idle], false, &mut out)?;
+                    arena.release(&[idle], patience, &mut out)?;
                 }
                 if out.released_segments > released {
                     sum -= age;
@@ -186,7 +210,7 @@ impl<D: Device> Inner<D> {
                 break;
             }
             let (arena, idle) = &found[at];
-            arena.release(&[*idle], false, &mut out)?;
+            arena.release(&[*idle], Patience::Nothing, &mut out)?;
         }
         self.forget_empty_pools();
         Ok(out.released_bytes)
@@ -195,6 +219,7 @@ impl<D: Device> Inner<D> {
     /// Gives idle segments back, one group at a time until one yields anything: of the request's own pool and stream, of other
     /// streams, of private pools that no capture used, of pools that nobody uses. Returns bytes.
     pub(crate) fn release_idle(&self, request: Option<&Request<D>>, wait: bool) -> Result<u64, AllocError> {
+        let patience = Patience::to_wait(wait);
         let mut out = Trimmed::default();
         let default_or_free = |arena: &Arena<D>, lane: &Lane, pools: &[Arc<Pool<D>>]| {
             arena.is_default_slot(lane.slot)
@@ -203,21 +228,21 @@ impl<D: Device> Inner<D> {
         let never_captured = self.pools.never_captured();
         if let Some(request) = request {
             let arena = &request.arena;
-            arena.release_lanes(|lane| default_or_free(arena, lane, &never_captured), wait, &mut out)?;
+            arena.release_lanes(|lane| default_or_free(arena, lane, &never_captured), patience, &mut out)?;
         }
         if out.released_bytes == 0 {
             for arena in self.arenas().into_iter().filter(|a| a.holds_default) {
-                arena.release_lanes(|lane| arena.is_default_slot(lane.slot), wait, &mut out)?;
+                arena.release_lanes(|lane| arena.is_default_slot(lane.slot), patience, &mut out)?;
             }
         }
         if out.released_bytes == 0 {
             for pool in &never_captured {
-                pool.arena.release_lanes(|lane| lane.slot == pool.slot, wait, &mut out)?;
+                pool.arena.release_lanes(|lane| lane.slot == pool.slot, patience, &mut out)?;
             }
         }
         if out.released_bytes == 0 {
             for pool in self.pools.freeable() {
-                pool.arena.release_lanes(|lane| lane.slot == pool.slot, wait, &mut out)?;
+                pool.arena.release_lanes(|lane| lane.slot == pool.slot, patience, &mut out)?;
             }
             self.forget_empty_pools();
         }
@@ -241,14 +266,14 @@ impl<D: Device> Inner<D> {
         };
         let mut out = Trimmed::default();
         if let Some(idle) = enough {
-            request.arena.release(&[idle], false, &mut out)?;
+            request.arena.release(&[idle], Patience::Driver, &mut out)?;
             return Ok(out.released_bytes > 0);
         }
         for idle in smaller {
             if out.released_bytes >= key || idle.bytes < max_split {
                 break;
             }
-            request.arena.release(&[idle], false, &mut out)?;
+            request.arena.release(&[idle], Patience::Driver, &mut out)?;
         }
         Ok(out.released_bytes >= key)
     }
@@ -269,12 +294,12 @@ impl<D: Device> Inner<D> {
             for arena in self.arenas().into_iter().filter(|a| a.holds_default) {
                 for part in [Part::Large, Part::Small] {
                     let idle = arena.idle_of_part(0, part);
-                    arena.release(&idle, true, &mut out)?;
+                    arena.release(&idle, Patience::Everything, &mut out)?;
                 }
             }
         }
         for pool in self.pools.freeable() {
-            self.release_pool_segments(&pool, true, &mut out)?;
+            self.release_pool_segments(&pool, Patience::Everything, &mut out)?;
         }
         self.forget_empty_pools();
         self.forget_retired();
@@ -289,7 +314,7 @@ impl<D: Device> Inner<D> {
             self.shared.totals.lock().syncs += 1;
             pool.arena.flush_deferred(|slot| slot == pool.slot);
             pool.arena.wait_for_pending()?;
-            self.release_pool_segments(&pool, true, &mut out)?;
+            self.release_pool_segments(&pool, Patience::Everything, &mut out)?;
             self.forget_empty_pools();
         }
         Ok(out)
@@ -307,11 +332,11 @@ impl<D: Device> Inner<D> {
                 arena.poll(true);
             }
             if arena.holds_default && !in_capture {
-                arena.release_lanes(|lane| arena.is_default_slot(lane.slot), false, &mut out)?;
+                arena.release_lanes(|lane| arena.is_default_slot(lane.slot), Patience::Nothing, &mut out)?;
             }
         }
         for pool in self.pools.freeable() {
-            self.release_pool_segments(&pool, false, &mut out)?;
+            self.release_pool_segments(&pool, Patience::Nothing, &mut out)?;
         }
         self.forget_empty_pools();
         self.forget_retired();
@@ -319,10 +344,10 @@ impl<D: Device> Inner<D> {
         Ok(out)
     }
 
-    fn release_pool_segments(&self, pool: &Pool<D>, wait: bool, out: &mut Trimmed) -> Result<(), AllocError> {
+    fn release_pool_segments(&self, pool: &Pool<D>, patience: Patience, out: &mut Trimmed) -> Result<(), AllocError> {
         for part in Part::ALL {
             let idle = pool.arena.idle_of_part(pool.slot, part);
-            pool.arena.release(&idle, wait, out)?;
+            pool.arena.release(&idle, patience, out)?;
         }
         Ok(())
     }

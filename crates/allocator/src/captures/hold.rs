@@ -172,7 +172,7 @@ impl<D: Device> Drop for Held<D> {
     fn drop(&mut self) {
         // Without an allocator there is nobody to count: the memory goes with the arena.
         if let Some(inner) = self.inner.upgrade()
-            && let Err(e) = inner.pools.release(self.pool.id)
+            && let Err(e) = inner.release_pool(self.pool.id)
         {
             tracing::warn!(pool = %self.pool.id, error = %e, "a pool was released by someone who did not hold it");
         }

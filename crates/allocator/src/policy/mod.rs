@@ -50,6 +50,10 @@ pub(crate) struct Rules {
     pub(crate) routing: Routing,
     /// A released pool id is revived by the next use while the pool exists; else that is an error.
     pub(crate) revives_pools: bool,
+    /// A pool that is released more often than it was taken counts below zero; else that release has changed nothing.
+    pub(crate) counts_over_releases: bool,
+    /// Collecting garbage frees plain memory that the device may still use, which waits; else that memory stays for now.
+    pub(crate) collects_busy_memory: bool,
     /// Pools that graphs may hold serve others too when memory is short, if they opted in.
     pub(crate) overflow_from_held: bool,
     /// What is tried, in order, when the search fails.

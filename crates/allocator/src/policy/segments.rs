@@ -39,6 +39,8 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
         capture_context: CaptureContext::ByCall,
         routing: Routing::CaptureFirst,
         revives_pools: true,
+        counts_over_releases: false,
+        collects_busy_memory: false,
         overflow_from_held: false,
         ladder: LADDER,
     }

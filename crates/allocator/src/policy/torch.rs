@@ -28,6 +28,8 @@ pub(super) fn rules_2_15(config: &Config) -> Rules {
         capture_context: CaptureContext::CurrentStream,
         routing: Routing::NewestScope,
         revives_pools: false,
+        counts_over_releases: true,
+        collects_busy_memory: true,
         overflow_from_held: true,
         ladder: LADDER,
     }
