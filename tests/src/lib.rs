@@ -1,6 +1,15 @@
-//! What the integration tests share: a driver whose every answer a test sets, and a bench that speaks the golden vectors' notation.
+//! What the integration tests share: a driver whose every answer a test sets and a bench that speaks the golden vectors' notation; a
+//! simulated device that is watched, and a lab around it; a machine that does any operation and checks everything after it; a bench for
+//! captures and graphs.
 #![forbid(unsafe_code)]
+// A panic here is a test's report.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod bench;
 pub mod fake;
 pub mod graph_bench;
+pub mod lab;
+pub mod machine;
+pub mod recount;
+pub mod rust_text;
+pub mod watched;
