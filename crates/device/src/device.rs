@@ -118,9 +118,11 @@ pub trait Device: Send + Sync + 'static {
 /// Runs `call` with this thread's capture mode exchanged to [`CaptureMode::Relaxed`], and exchanges it back whatever `call`
 /// returned: what makes an unsafe call survivable for a capture under way on this or another thread.
 ///
+/// What `call` did stands, so its result is returned also where exchanging back fails, twice: the thread then stays relaxed.
+///
 /// # Errors
 ///
-/// Those of `call`, else those of either exchange.
+/// Those of the first exchange, in which case `call` was not made, and those of `call`.
 pub fn with_relaxed_capture<D: Device + ?Sized, T>(
     device: &D,
     call: impl FnOnce(&D) -> DriverResult<T>,
@@ -128,7 +130,8 @@ pub fn with_relaxed_capture<D: Device + ?Sized, T>(
     let before = device.exchange_capture_mode(CaptureMode::Relaxed)?;
     let result = call(device);
     let restored = device.exchange_capture_mode(before);
-    let value = result?;
-    restored?;
-    Ok(value)
+    if restored.is_err() {
+        let _relaxed_from_now_on = device.exchange_capture_mode(before);
+    }
+    result
 }
