@@ -664,7 +664,12 @@ impl<D: Device> Drop for Inner<D> {
             tracing::debug!(error = %e, "the cache was not emptied as the allocator was dropped");
         }
         let driver = &self.shared.driver;
-        let streams = std::mem::take(&mut *self.shared.context.streams.lock());
-        streams.iter().for_each(|s| s.drop_marks(driver));
+        let mut streams = self.shared.context.streams.lock();
+        // Only its last event tells when a retired stream's work is done: blocks that are live may need it.
+        let (retired, others) = std::mem::take(&mut *streams).into_iter().partition(|s| s.is_retired());
+        *streams = retired;
+        drop(streams);
+        let others: Vec<Arc<StreamCore>> = others;
+        others.iter().for_each(|s| s.drop_marks(driver));
     }
 }

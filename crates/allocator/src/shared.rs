@@ -24,10 +24,13 @@ use crate::totals::Totals;
 static NEXT_REGISTRATION: AtomicU64 = AtomicU64::new(0);
 
 /// Memory half given back: the pieces that the driver would not take.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Stranded {
     range: Option<(Address, u64)>,
+    /// The handle is still mapped there.
+    mapped: bool,
     handle: Option<MemoryHandle>,
+    plain: Option<Address>,
     /// Counted as reserved until the handle is released.
     counted: Option<(u64, Part, PoolId)>,
 }
@@ -108,7 +111,7 @@ impl<D: Device> Shared<D> {
     fn make_handle(&self, bytes: u64) -> DriverResult<(Address, MemoryHandle)> {
         let base = self.driver.address_reserve(bytes)?;
         let undo_range = |handle: Option<MemoryHandle>| {
-            self.strand(Stranded { range: Some((base, bytes)), handle, counted: None });
+            self.strand(Stranded { range: Some((base, bytes)), handle, ..Stranded::default() });
             self.retry_stranded();
         };
         let handle = match self.driver.handle_create(bytes) {
@@ -141,11 +144,12 @@ impl<D: Device> Shared<D> {
                 if self.driver.handle_release(*handle).is_err() {
                     let counted = Some((memory.bytes, part, pool));
                     let range = Some((memory.base, memory.bytes));
-                    self.strand(Stranded { range, handle: Some(*handle), counted });
+                    self.strand(Stranded { range, handle: Some(*handle), counted, ..Stranded::default() });
                     return Ok(());
                 }
                 if self.driver.address_free(memory.base, memory.bytes).is_err() {
-                    self.strand(Stranded { range: Some((memory.base, memory.bytes)), handle: None, counted: None });
+                    let range = Some((memory.base, memory.bytes));
+                    self.strand(Stranded { range, ..Stranded::default() });
                 }
             }
         }
@@ -156,7 +160,17 @@ impl<D: Device> Shared<D> {
     /// As [`give_back`](Self::give_back), for an owner that cannot keep what the driver does not take.
     pub(crate) fn give_back_or_strand(&self, memory: Memory, part: Part, pool: Option<PoolId>) {
         if let Err(e) = self.give_back(&memory, part, pool.unwrap_or_default()) {
-            tracing::warn!(address = %memory.base, bytes = memory.bytes, error = %e, "memory was not given back");
+            tracing::warn!(address = %memory.base, bytes = memory.bytes, error = %e, "memory was not given back; it is tried again");
+            let counted = Some((memory.bytes, part, pool.unwrap_or_default()));
+            self.strand(match memory.backing {
+                Backing::Plain => Stranded { plain: Some(memory.base), counted, ..Stranded::default() },
+                Backing::Handle(handle) => {
+                    let range = Some((memory.base, memory.bytes));
+                    Stranded { range, mapped: true, handle: Some(handle), counted, ..Stranded::default() }
+                }
+                // A provider takes everything.
+                Backing::Provider(_) => Stranded::default(),
+            });
         }
     }
 
@@ -168,7 +182,22 @@ impl<D: Device> Shared<D> {
     pub(crate) fn retry_stranded(&self) {
         let pieces = std::mem::take(&mut *self.stranded.lock());
         for mut piece in pieces {
-            if let Some(handle) = piece.handle
+            if let Some(address) = piece.plain
+                && self.driver.mem_free(address).is_ok()
+            {
+                piece.plain = None;
+                if let Some((bytes, part, pool)) = piece.counted.take() {
+                    self.totals.released(bytes, part, pool);
+                }
+            }
+            if piece.mapped
+                && let Some((base, bytes)) = piece.range
+                && self.driver.unmap(base, bytes).is_ok()
+            {
+                piece.mapped = false;
+            }
+            if !piece.mapped
+                && let Some(handle) = piece.handle
                 && self.driver.handle_release(handle).is_ok()
             {
                 piece.handle = None;
@@ -182,7 +211,7 @@ impl<D: Device> Shared<D> {
             {
                 piece.range = None;
             }
-            if piece.handle.is_some() || piece.range.is_some() {
+            if piece.handle.is_some() || piece.range.is_some() || piece.plain.is_some() {
                 self.strand(piece);
             }
         }
@@ -192,6 +221,8 @@ impl<D: Device> Shared<D> {
 impl<D: Device> Drop for Shared<D> {
     fn drop(&mut self) {
         self.retry_stranded();
+        let streams = std::mem::take(&mut *self.context.streams.lock());
+        streams.iter().for_each(|s| s.drop_marks(&self.driver));
         for piece in self.stranded.get_mut() {
             tracing::warn!(?piece, "memory stays with the driver until the process ends");
         }

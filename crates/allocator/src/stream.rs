@@ -123,11 +123,19 @@ impl StreamCore {
         marks.insert(at, (mark, event));
     }
 
+    /// As [`mark`](Self::mark), but refuses on a stream that is capturing (M3): what was submitted there before cannot be learned now.
+    fn mark_to_wait<D: Device>(&self, driver: &Driver<D>) -> DriverResult<()> {
+        if driver.capture_status(self.handle)?.is_capturing() {
+            return Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED));
+        }
+        self.mark(driver)
+    }
+
     /// Waits on the host until `mark` is done, closing it first if need be. **Blocks.**
     pub(crate) fn wait<D: Device>(&self, driver: &Driver<D>, mark: u64) -> DriverResult<()> {
         while !self.is_done(mark) {
             if !self.is_closed(mark) {
-                self.mark(driver)?;
+                self.mark_to_wait(driver)?;
             }
             let covering = {
                 let mut marks = self.marks.lock();
@@ -143,7 +151,7 @@ impl StreamCore {
                         self.settle(mark);
                     }
                 } else {
-                    self.mark(driver)?;
+                    self.mark_to_wait(driver)?;
                 }
                 continue;
             };

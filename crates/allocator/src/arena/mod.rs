@@ -125,11 +125,13 @@ impl<D: Device> Arena<D> {
 }
 
 /// The last reference is gone, so no block of the arena is live: its memory goes back to the driver. Waits for work that may still
-/// use it; what cannot be given back is reported and stays.
+/// use it; where that is not possible the memory stays, since somebody may be using it.
 impl<D: Device> Drop for Arena<D> {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        let mut streams: Vec<Arc<StreamCore>> = state.lanes.iter().map(|l| Arc::clone(&l.core)).collect();
+        // Inside a capture nothing runs, and what is in no stream's lane is done.
+        let eager = state.lanes.iter().filter(|l| l.in_use && l.kind == LaneKind::Stream);
+        let mut streams: Vec<Arc<StreamCore>> = eager.map(|l| Arc::clone(&l.core)).collect();
         streams.extend(state.pending.iter().map(|q| Arc::clone(&q.core)));
         for block in &state.deferred {
             streams
@@ -142,12 +144,16 @@ impl<D: Device> Drop for Arena<D> {
             return;
         }
         for stream in streams {
-            if let Err(e) = stream.wait(&self.shared.driver, stream.open_mark()) {
-                tracing::warn!(?stream, error = %e, "could not wait for a stream before its memory is given back");
+            let wait = || stream.wait(&self.shared.driver, stream.open_mark());
+            // Nobody comes back to try again later.
+            if let Err(e) = wait().or_else(|_| wait()) {
+                tracing::warn!(?stream, error = %e, "could not wait for a stream; memory that it may use stays with the driver");
+                return;
             }
         }
         for segment in segments {
-            self.shared.give_back_or_strand(segment.memory, segment.part, None);
+            let pool = state.slots.get(segment.slot as usize).map(|s| s.pool);
+            self.shared.give_back_or_strand(segment.memory, segment.part, pool);
         }
     }
 }
