@@ -4,11 +4,20 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use gpupool_allocator::{Allocator, CaptureEnd, Filter, HeldBlock, PoolHold, PoolId, SessionKey, Stream};
-use gpupool_device::{CaptureId, GraphDevice, GraphHandle, code};
+use gpupool_device::{CaptureId, DriverResult, GraphDevice, GraphHandle, StreamHandle, code};
 
 use crate::captures::CapturesInner;
 use crate::error::CaptureError;
 use crate::graph::{Graph, GraphId, GraphInner, GraphPool, GraphReport, PoolReport, count_nodes};
+use crate::reaper::Tidier;
+
+/// Ends a capture. An end that fails and leaves the stream capturing is asked for once more: nobody else will.
+pub(crate) fn end_of_capture<D: GraphDevice>(device: &D, stream: StreamHandle) -> DriverResult<GraphHandle> {
+    device.end_capture(stream).or_else(|e| match device.capture_status(stream) {
+        Ok(status) if !status.is_capturing() => Err(e),
+        _ => device.end_capture(stream),
+    })
+}
 
 /// What a pool was like when the capture began.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +102,7 @@ impl<D: GraphDevice> Capture<D> {
     /// [`CaptureError::Invalidated`], with the first call of ours that the capture did not permit; the driver's. The capture is over all
     /// the same, and nothing of it is left.
     pub fn end(mut self) -> Result<Graph<D>, CaptureError> {
-        let ended = self.captures.device.end_capture(self.stream.handle());
+        let ended = end_of_capture(&*self.captures.device, self.stream.handle());
         let end = self.close();
         let handle = match ended {
             Ok(handle) => handle,
@@ -146,12 +155,13 @@ impl<D: GraphDevice> Capture<D> {
                 id: GraphId::fresh(),
                 device: Arc::clone(&self.captures.device),
                 handle,
-                reaper: Arc::clone(&self.captures.reaper),
+                reaper: Arc::downgrade(&self.captures.reaper),
                 pools,
                 inputs: parking_lot::Mutex::new(Vec::new()),
                 retained: parking_lot::Mutex::new(Vec::new()),
                 report,
             }),
+            tidier: Tidier(Arc::clone(&self.captures.reaper)),
         })
     }
 }
@@ -200,7 +210,7 @@ impl<D: GraphDevice> Drop for Capture<D> {
         if self.session.is_none() {
             return;
         }
-        match self.captures.device.end_capture(self.stream.handle()) {
+        match end_of_capture(&*self.captures.device, self.stream.handle()) {
             Ok(graph) => {
                 if let Err(e) = self.captures.device.graph_destroy(graph) {
                     tracing::warn!(error = %e, "the graph of an abandoned capture was not destroyed");

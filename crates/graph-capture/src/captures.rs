@@ -8,7 +8,7 @@ use gpupool_allocator::{Allocator, PoolId, Range, Stream};
 use gpupool_device::{CaptureMode, CaptureStatus, GraphDevice};
 
 use crate::adopted::Adopted;
-use crate::capture::{Before, Capture};
+use crate::capture::{Before, Capture, end_of_capture};
 use crate::error::CaptureError;
 use crate::graph::Graph;
 use crate::guarded::Guarded;
@@ -185,7 +185,7 @@ impl<D: GraphDevice> Captures<D> {
         if let Ok(CaptureStatus::Active(id) | CaptureStatus::Invalidated(id)) = status {
             return Ok(id);
         }
-        if let Ok(graph) = self.inner.device.end_capture(stream.handle())
+        if let Ok(graph) = end_of_capture(&*self.inner.device, stream.handle())
             && let Err(e) = self.inner.device.graph_destroy(graph)
         {
             tracing::warn!(error = %e, "the graph of a capture that could not be identified was not destroyed");

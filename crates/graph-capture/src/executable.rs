@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::error::LaunchError;
 use crate::graph::{GraphInner, GraphPool, common};
-use crate::reaper::Remains;
+use crate::reaper::{Remains, Tidier};
 use crate::runs::{InputCheck, LastRun, OutputCheck, PoolRunsState, Sharing};
 
 /// How a launch goes about its checks.
@@ -90,6 +90,8 @@ pub struct Executable<D: GraphDevice> {
     last: Mutex<Option<WorkMark<D>>>,
     launched: AtomicBool,
     checked: Mutex<Checked>,
+    /// After everything else.
+    tidier: Tidier<D>,
 }
 
 impl<D: GraphDevice> fmt::Debug for Executable<D> {
@@ -99,13 +101,14 @@ impl<D: GraphDevice> fmt::Debug for Executable<D> {
 }
 
 impl<D: GraphDevice> Executable<D> {
-    pub(crate) fn new(graph: Arc<GraphInner<D>>, exec: ExecHandle) -> Self {
+    pub(crate) fn new(graph: Arc<GraphInner<D>>, exec: ExecHandle, tidier: Tidier<D>) -> Self {
         Self {
             graph: Some(graph),
             exec,
             last: Mutex::new(None),
             launched: AtomicBool::new(false),
             checked: Mutex::new(Checked::default()),
+            tidier,
         }
     }
 
@@ -263,8 +266,7 @@ fn order<D: GraphDevice>(
 impl<D: GraphDevice> Drop for Executable<D> {
     fn drop(&mut self) {
         let Some(graph) = self.graph.take() else { return };
-        let reaper = Arc::clone(&graph.reaper);
-        reaper.push(Remains {
+        self.tidier.0.push(Remains {
             exec: Some(self.exec),
             graph: None,
             last: self.last.get_mut().take(),
@@ -272,6 +274,5 @@ impl<D: GraphDevice> Drop for Executable<D> {
             holds: Vec::new(),
             retained: Vec::new(),
         });
-        reaper.tidy(false);
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use gpupool_allocator::{Allocation, BlockRef, HeldBlock, PoolHold, PoolId, Range};
 use gpupool_device::{
@@ -12,7 +12,7 @@ use gpupool_device::{
 use parking_lot::Mutex;
 
 use crate::executable::Executable;
-use crate::reaper::{Reaper, Remains};
+use crate::reaper::{Reaper, Remains, Tidier};
 use crate::runs::PoolRuns;
 
 static NEXT_GRAPH: AtomicU64 = AtomicU64::new(1);
@@ -126,7 +126,8 @@ pub(crate) struct GraphInner<D: GraphDevice> {
     pub(crate) id: GraphId,
     pub(crate) device: Arc<D>,
     pub(crate) handle: GraphHandle,
-    pub(crate) reaper: Arc<Reaper<D>>,
+    /// Weak, since the queue holds graphs.
+    pub(crate) reaper: Weak<Reaper<D>>,
     /// In the order their runs are locked in.
     pub(crate) pools: Vec<GraphPool<D>>,
     pub(crate) inputs: Mutex<Vec<BlockRef<D>>>,
@@ -139,7 +140,14 @@ impl<D: GraphDevice> Drop for GraphInner<D> {
     fn drop(&mut self) {
         let holds = std::mem::take(&mut self.pools).into_iter().map(|p| p.hold).collect();
         let retained = std::mem::take(self.retained.get_mut());
-        self.reaper.push(Remains { exec: None, graph: Some(self.handle), last: None, of: None, holds, retained });
+        let mut remains = Remains { exec: None, graph: Some(self.handle), last: None, of: None, holds, retained };
+        match self.reaper.upgrade() {
+            Some(reaper) => reaper.push(remains),
+            None => {
+                remains.destroy(&self.device);
+                remains.destroy(&self.device);
+            }
+        }
     }
 }
 
@@ -149,28 +157,19 @@ impl<D: GraphDevice> Drop for GraphInner<D> {
 /// Cheap to clone; a clone is the same graph. Dropping the last handle neither waits nor fails.
 pub struct Graph<D: GraphDevice> {
     pub(crate) inner: Arc<GraphInner<D>>,
+    /// After the graph: the last handle's drop queues it.
+    pub(crate) tidier: Tidier<D>,
 }
 
 impl<D: GraphDevice> Clone for Graph<D> {
     fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner) }
+        Self { inner: Arc::clone(&self.inner), tidier: Tidier(Arc::clone(&self.tidier.0)) }
     }
 }
 
 impl<D: GraphDevice> fmt::Debug for Graph<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Graph({}, {} nodes)", self.inner.id, self.inner.report.node_count())
-    }
-}
-
-impl<D: GraphDevice> Drop for Graph<D> {
-    fn drop(&mut self) {
-        if Arc::strong_count(&self.inner) == 1 {
-            let reaper = Arc::clone(&self.inner.reaper);
-            // The graph queues itself as its last reference goes, just after this: so it is the next tidy that lets it go. One that is
-            // unused anyway costs nothing here.
-            reaper.tidy(false);
-        }
     }
 }
 
@@ -239,7 +238,7 @@ impl<D: GraphDevice> Graph<D> {
     /// The driver's.
     pub fn instantiate(&self, flags: InstantiateFlags) -> DriverResult<Executable<D>> {
         let exec = with_relaxed_capture(&*self.inner.device, |d| d.instantiate(self.inner.handle, flags))?;
-        Ok(Executable::new(Arc::clone(&self.inner), exec))
+        Ok(Executable::new(Arc::clone(&self.inner), exec, Tidier(Arc::clone(&self.tidier.0))))
     }
 }
 

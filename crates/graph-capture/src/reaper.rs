@@ -32,6 +32,23 @@ impl<D: GraphDevice> Remains<D> {
             false
         })
     }
+
+    /// Destroys what the driver knows of it; what it does not take stays.
+    pub(crate) fn destroy(&mut self, device: &D) {
+        let warn = |e: DriverError| tracing::warn!(error = %e, "a graph was not destroyed; it is tried again");
+        if let Some(exec) = self.exec {
+            match with_relaxed_capture(device, |d| d.exec_destroy(exec)) {
+                Ok(()) => self.exec = None,
+                Err(e) => warn(e),
+            }
+        }
+        if let Some(graph) = self.graph {
+            match device.graph_destroy(graph) {
+                Ok(()) => self.graph = None,
+                Err(e) => warn(e),
+            }
+        }
+    }
 }
 
 /// The queue of what may not go yet.
@@ -69,7 +86,7 @@ impl<D: GraphDevice> Reaper<D> {
             let (over, mut rest): (Vec<_>, Vec<_>) = queued.into_iter().partition(|r| r.is_over(wait));
             let mut moved = false;
             for mut remains in over {
-                self.destroy(&mut remains);
+                remains.destroy(&self.device);
                 if remains.exec.is_some() || remains.graph.is_some() {
                     // The driver did not take it: its memory may go all the same, since nobody can launch it any more.
                     remains.holds.clear();
@@ -87,32 +104,29 @@ impl<D: GraphDevice> Reaper<D> {
             }
         }
     }
+}
 
-    fn destroy(&self, remains: &mut Remains<D>) {
-        let warn = |e: DriverError| tracing::warn!(error = %e, "a graph was not destroyed; it is tried again");
-        if let Some(exec) = remains.exec {
-            match with_relaxed_capture(&*self.device, |d| d.exec_destroy(exec)) {
-                Ok(()) => remains.exec = None,
-                Err(e) => warn(e),
-            }
-        }
-        if let Some(graph) = remains.graph {
-            match self.device.graph_destroy(graph) {
-                Ok(()) => remains.graph = None,
-                Err(e) => warn(e),
-            }
-        }
+/// Gives what may go the chance to, once something was dropped: the last field of whatever queues itself.
+pub(crate) struct Tidier<D: GraphDevice>(pub(crate) Arc<Reaper<D>>);
+
+impl<D: GraphDevice> Drop for Tidier<D> {
+    fn drop(&mut self) {
+        self.0.tidy(false);
     }
 }
 
-/// Nobody will call again: waits for what is unfinished, and lets go of everything.
+/// Nobody will call again: waits for what is unfinished, and lets go of everything. A launch that cannot be waited for keeps what it
+/// holds for ever, since it may be running.
 impl<D: GraphDevice> Drop for Reaper<D> {
     fn drop(&mut self) {
         for mut remains in std::mem::take(self.queue.get_mut()) {
-            if !remains.is_over(true) {
-                tracing::warn!("a launch could not be waited for; what it holds is let go");
+            if !remains.is_over(true) && !remains.is_over(true) {
+                tracing::warn!("a launch could not be waited for; what it holds stays with the driver");
+                std::mem::forget(remains);
+                continue;
             }
-            self.destroy(&mut remains);
+            remains.destroy(&self.device);
+            remains.destroy(&self.device);
         }
     }
 }
