@@ -1,8 +1,8 @@
 //! The allocator as its users see it.
 
+use crate::sync::atomic::Ordering;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use gpupool_device::{Address, CaptureId, Device, StreamHandle};
 

@@ -1,8 +1,8 @@
 //! What the process is doing right now, as far as the policy cares: open scopes, captures marked begun, each thread's current stream.
 
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ThreadId;
 
 use gpupool_device::{Device, DriverResult, StreamHandle};

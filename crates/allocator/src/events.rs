@@ -15,12 +15,16 @@ use crate::stream::StreamCore;
 const SHARE_BLOCKS: usize = 64;
 
 impl<D: Device> Shared<D> {
-    /// Records an event on `core`, unless it is capturing: an event recorded there would be part of the capture.
-    pub(crate) fn mark_unless_capturing(&self, core: &StreamCore) -> DriverResult<()> {
-        if core.is_retired() || self.driver.capture_status(core.handle)?.is_capturing() {
-            return Ok(());
+    /// Records an event on `core`, unless it is capturing: an event recorded there would be part of the capture. Returns whether an event
+    /// covers what was submitted so far; a retired stream's last one does.
+    pub(crate) fn mark_unless_capturing(&self, core: &StreamCore) -> DriverResult<bool> {
+        if core.is_retired() {
+            return Ok(true);
         }
-        core.mark(&self.driver)
+        if self.driver.capture_status(core.handle)?.is_capturing() {
+            return Ok(false);
+        }
+        core.mark(&self.driver).map(|()| true)
     }
 }
 
@@ -106,7 +110,7 @@ impl<D: Device> Arena<D> {
         }
         for core in to_mark {
             let result = if self.shared.rules.event_each_free {
-                core.mark(&self.shared.driver)
+                core.mark(&self.shared.driver).map(|()| true)
             } else {
                 self.shared.mark_unless_capturing(&core)
             };

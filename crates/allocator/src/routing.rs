@@ -1,6 +1,6 @@
 //! Scopes: "route these requests to that pool". A scope is not a capture, and is never treated as one (but see the policies).
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ThreadId;
 
 use gpupool_device::{CaptureId, StreamHandle};

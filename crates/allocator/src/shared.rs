@@ -3,8 +3,9 @@
 //! Also how a segment's memory is made and given back, with every failure undone. What cannot be undone is *stranded*: kept,
 //! counted as reserved, and tried again whenever the cache is emptied.
 
+use crate::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use gpupool_device::{Address, Call, Device, DriverError, DriverResult, MemoryHandle, StreamHandle, code};
 

@@ -9,9 +9,9 @@
 //!   would order the record, and so the closing, before the submission, and the reader would have seen `m + 1`.)
 //! * **M3** No event is recorded on a stream that is capturing or retired.
 
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gpupool_device::{Call, Device, DriverError, DriverResult, EventHandle, StreamHandle, code};
 
@@ -143,13 +143,10 @@ impl StreamCore {
                 marks.remove(at)
             };
             let Some((number, event)) = covering else {
-                // Another thread holds the event, or recording it failed: a fresh mark covers this one too.
+                // Another thread asks whether the event is complete, or recording it failed: a fresh mark covers this one too. A
+                // retired stream's last event is the only one there is, and comes back.
                 if self.is_retired() {
-                    std::thread::yield_now();
-                    if self.marks.lock().is_empty() && !self.is_done(mark) {
-                        // Nothing was ever recorded for a stream that retired unrecordable: its work cannot be waited for.
-                        self.settle(mark);
-                    }
+                    crate::sync::yield_now();
                 } else {
                     self.mark_to_wait(driver)?;
                 }
@@ -197,7 +194,8 @@ impl StreamCore {
         // Not incremented: what is freed later still reads this mark, and this event covers it.
         let mark = self.open_mark();
         self.retired.store(true, Ordering::Release);
-        self.record(driver, event, mark)
+        // Without its last event a retired stream's work could never be waited for.
+        self.record(driver, event, mark).inspect_err(|_| self.retired.store(false, Ordering::Release))
     }
 }
 
@@ -316,19 +314,27 @@ impl<D: Device> WorkMark<D> {
             return Ok(false);
         }
         let driver = &self.shared.driver;
-        if !self.core.is_closed(self.mark) {
-            self.shared.mark_unless_capturing(&self.core)?;
-        }
-        self.core.poll(driver);
-        if self.core.is_done(self.mark) {
-            return Ok(false);
-        }
-        match self.core.newest_event() {
-            Some((newest, event)) if newest >= self.mark => {
-                driver.stream_wait_event(stream.core.handle, event)?;
-                Ok(true)
+        // An event that covers the mark may be out of the queue for a moment, while another thread asks whether it is complete. Then a
+        // fresh one covers it too.
+        let mut fresh = !self.core.is_closed(self.mark);
+        loop {
+            if fresh && !self.shared.mark_unless_capturing(&self.core)? {
+                return Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED));
             }
-            _ => Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED)),
+            self.core.poll(driver);
+            if self.core.is_done(self.mark) {
+                return Ok(false);
+            }
+            match self.core.newest_event() {
+                Some((newest, event)) if newest >= self.mark => {
+                    driver.stream_wait_event(stream.core.handle, event)?;
+                    return Ok(true);
+                }
+                // A retired stream's last event is the only one there is.
+                _ if self.core.is_retired() => crate::sync::yield_now(),
+                _ => {}
+            }
+            fresh = true;
         }
     }
 }

@@ -4,8 +4,29 @@
 //! queues are leaves: nothing is taken while one is held. In debug builds taking one out of order panics.
 //!
 //! No driver call, callback or user code runs under any of them.
+//!
+//! Built with `--cfg gpupool_shuttle` the locks and the atomics that threads meet at are a model checker's, which tries other orders of
+//! the threads at each of them (`tests/tests/shuttle.rs`). It runs all threads on one, so ranks are not checked then.
 
 use std::ops::{Deref, DerefMut};
+
+/// The atomics that threads meet at.
+pub(crate) mod atomic {
+    #[cfg(gpupool_shuttle)]
+    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+    #[cfg(not(gpupool_shuttle))]
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+}
+
+#[cfg(gpupool_shuttle)]
+pub(crate) use shuttle::thread::yield_now;
+#[cfg(not(gpupool_shuttle))]
+pub(crate) use std::thread::yield_now;
+
+#[cfg(not(gpupool_shuttle))]
+use parking_lot::{Mutex as Inner, MutexGuard as InnerGuard};
+#[cfg(gpupool_shuttle)]
+use shuttle::sync::{Mutex as Inner, MutexGuard as InnerGuard};
 
 /// Where a lock stands in the order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -16,7 +37,7 @@ pub(crate) enum Rank {
     Leaf,
 }
 
-#[cfg(debug_assertions)]
+#[cfg(all(debug_assertions, not(gpupool_shuttle)))]
 mod order {
     use super::Rank;
     use std::cell::RefCell;
@@ -53,30 +74,51 @@ mod order {
 #[derive(Debug)]
 pub(crate) struct Mutex<T> {
     rank: Rank,
-    inner: parking_lot::Mutex<T>,
+    inner: Inner<T>,
 }
 
 impl<T> Mutex<T> {
-    pub(crate) const fn new(rank: Rank, value: T) -> Self {
-        Self { rank, inner: parking_lot::Mutex::new(value) }
+    pub(crate) fn new(rank: Rank, value: T) -> Self {
+        Self { rank, inner: Inner::new(value) }
     }
 
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        #[cfg(debug_assertions)]
+        #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
         order::take(self.rank);
-        Guard { inner: self.inner.lock(), rank: self.rank }
+        Guard { inner: locked(&self.inner), rank: self.rank }
     }
 
     pub(crate) fn get_mut(&mut self) -> &mut T {
-        self.inner.get_mut()
+        exclusive(&mut self.inner)
     }
+}
+
+#[cfg(not(gpupool_shuttle))]
+#[inline]
+fn locked<T>(mutex: &Inner<T>) -> InnerGuard<'_, T> {
+    mutex.lock()
+}
+
+#[cfg(not(gpupool_shuttle))]
+fn exclusive<T>(mutex: &mut Inner<T>) -> &mut T {
+    mutex.get_mut()
+}
+
+#[cfg(gpupool_shuttle)]
+fn locked<T>(mutex: &Inner<T>) -> InnerGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(gpupool_shuttle)]
+fn exclusive<T>(mutex: &mut Inner<T>) -> &mut T {
+    mutex.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Gives the lock back when dropped.
 pub(crate) struct Guard<'a, T> {
-    inner: parking_lot::MutexGuard<'a, T>,
-    #[cfg_attr(not(debug_assertions), allow(dead_code))]
+    inner: InnerGuard<'a, T>,
+    #[cfg_attr(any(not(debug_assertions), gpupool_shuttle), allow(dead_code))]
     rank: Rank,
 }
 
@@ -95,9 +137,9 @@ impl<T> DerefMut for Guard<'_, T> {
 
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        #[cfg(debug_assertions)]
+        #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
         order::give(self.rank);
-        #[cfg(not(debug_assertions))]
+        #[cfg(any(not(debug_assertions), gpupool_shuttle))]
         let _ = self.rank;
     }
 }
@@ -105,6 +147,6 @@ impl<T> Drop for Guard<'_, T> {
 /// Called before every driver call and callback: in debug builds, panics if a lock is held.
 #[inline]
 pub(crate) fn assert_unlocked() {
-    #[cfg(debug_assertions)]
+    #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
     assert!(order::none_held(), "driver call or callback under a lock");
 }

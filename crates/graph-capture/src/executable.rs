@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpupool_allocator::{HeldBlock, PoolId, Stream, WorkMark};
 use gpupool_device::{DriverResult, ExecHandle, GraphDevice};
-use parking_lot::Mutex;
 
 use crate::error::LaunchError;
 use crate::graph::{GraphInner, GraphPool, common};
 use crate::reaper::{Remains, Tidier};
 use crate::runs::{InputCheck, LastRun, OutputCheck, PoolRunsState, Sharing};
+use crate::sync::{Mutex, MutexGuard};
 
 /// How a launch goes about its checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -191,7 +191,7 @@ impl<D: GraphDevice> Executable<D> {
         &self,
         graph: &GraphInner<D>,
         check: OutputCheck,
-        runs: &[parking_lot::MutexGuard<'_, PoolRunsState<D>>],
+        runs: &[MutexGuard<'_, PoolRunsState<D>>],
     ) -> Result<Vec<Overwrite>, LaunchError> {
         if check == OutputCheck::Off {
             return Ok(Vec::new());

@@ -9,11 +9,11 @@ use gpupool_allocator::{Allocation, BlockRef, HeldBlock, PoolHold, PoolId, Range
 use gpupool_device::{
     CaptureId, DriverResult, GraphDevice, GraphHandle, InstantiateFlags, Node, NodeKind, with_relaxed_capture,
 };
-use parking_lot::Mutex;
 
 use crate::executable::Executable;
 use crate::reaper::{Reaper, Remains, Tidier};
 use crate::runs::PoolRuns;
+use crate::sync::Mutex;
 
 static NEXT_GRAPH: AtomicU64 = AtomicU64::new(1);
 

@@ -35,6 +35,7 @@ mod graph;
 mod guarded;
 mod reaper;
 mod runs;
+mod sync;
 
 pub use adopted::Adopted;
 pub use capture::{Capture, Outside};

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use gpupool_allocator::{Allocation, CaptureRegistry, PoolHold, WorkMark};
 use gpupool_device::{DriverError, ExecHandle, GraphDevice, GraphHandle, with_relaxed_capture};
-use parking_lot::Mutex;
 
 use crate::graph::GraphInner;
+use crate::sync::Mutex;
 
 /// What is left of a graph or an executable.
 pub(crate) struct Remains<D: GraphDevice> {

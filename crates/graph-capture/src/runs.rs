@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 
 use gpupool_allocator::{PoolId, WorkMark};
 use gpupool_device::Device;
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::graph::GraphId;
+use crate::sync::{Mutex, MutexGuard};
 
 /// What a launch does when a graph that shares a pool may still be running on another stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

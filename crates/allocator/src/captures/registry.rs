@@ -9,7 +9,7 @@
 //! * **R3** A request on a stream that captures under an id that no session has is an error, never default memory.
 //! * **R4** While no session is open, an allocation asks the driver nothing about captures.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
