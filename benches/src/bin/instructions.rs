@@ -1,0 +1,73 @@
+//! Instructions a pair, counted by callgrind, against the committed ceilings.
+//!
+//!     cargo run --release -p gpupool-benches --bin instructions            counts, and compares with benches/ceilings.txt
+//!     cargo run --release -p gpupool-benches --bin instructions -- run segments hot-512 100000      to be profiled
+//!
+//! Without valgrind it says "skipped: no valgrind" and succeeds. Ceilings are for release builds.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use gpupool_benches::instructions::{Case, Ceiling, count, rounds, valgrind_is_there};
+use gpupool_benches::{Failed, Kind, Workload, or_exit};
+
+/// Counts instructions a pair and compares them with ceilings.
+#[derive(Parser, Debug)]
+#[command(name = "instructions")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// The ceilings.
+    #[arg(long, default_value_os_t = Path::new(env!("CARGO_MANIFEST_DIR")).join("ceilings.txt"))]
+    ceilings: PathBuf,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Runs a workload, for callgrind to look at.
+    Run {
+        /// `segments`, `torch-2.15` or `loop-alone`.
+        peer: Kind,
+        /// hot-BYTES, set-LIVE or trace-NAME.
+        workload: Workload,
+        /// Pairs, steps or turns.
+        rounds: u64,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if let Some(Command::Run { peer, workload, rounds: n }) = arguments.command {
+        or_exit(rounds(&Case { kind: peer, workload }, n));
+        return ExitCode::SUCCESS;
+    }
+    if cfg!(debug_assertions) {
+        eprintln!("ceilings are for release builds: cargo run --release -p gpupool-benches --bin instructions");
+        return ExitCode::from(2);
+    }
+    if !valgrind_is_there() {
+        println!("skipped: no valgrind");
+        return ExitCode::SUCCESS;
+    }
+    match or_exit(check(&arguments.ceilings)) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+/// Prints each case's count beside its ceiling; whether all are under theirs.
+fn check(file: &Path) -> Result<bool, Failed> {
+    let program = std::env::current_exe().map_err(Failed::io("this program"))?;
+    let mut all_under = true;
+    println!("{:<12} {:<32} {:>12} {:>9}", "peer", "workload", "instructions", "ceiling");
+    for Ceiling { case, most } in Ceiling::read(file)? {
+        let counted = count(&program, &case)?;
+        let under = counted <= most;
+        all_under &= under;
+        let (kind, workload, verdict) = (case.kind, case.workload.to_string(), if under { "" } else { "  too many" });
+        println!("{kind:<12} {workload:<32} {counted:>12.1} {most:>9.1}{verdict}");
+    }
+    Ok(all_under)
+}

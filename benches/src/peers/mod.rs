@@ -1,0 +1,15 @@
+//! The allocators that are compared.
+
+mod gpupool;
+mod heap;
+mod naive;
+mod nothing;
+#[cfg(feature = "offset-allocator")]
+mod offset;
+
+pub use gpupool::{Gpupool, device};
+pub use heap::Heap;
+pub use naive::{Naive, SharedNaive};
+pub use nothing::Nothing;
+#[cfg(feature = "offset-allocator")]
+pub use offset::Offset;
