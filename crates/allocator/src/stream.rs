@@ -75,15 +75,19 @@ impl StreamCore {
         self.done.fetch_max(mark + 1, Ordering::AcqRel);
     }
 
-    /// Closes the open mark by recording an event; returns its number. Does nothing on a retired stream, whose last mark was
-    /// closed when it retired. If the event cannot be recorded, a later mark covers this one.
+    /// Closes the open mark by recording an event. Does nothing on a retired stream, whose last mark was closed when it retired. If the
+    /// event cannot be recorded, the mark is open again.
     pub(crate) fn mark<D: Device>(&self, driver: &Driver<D>) -> DriverResult<()> {
         if self.is_retired() {
             return Ok(());
         }
         let event = driver.event()?;
         let mark = self.open.fetch_add(1, Ordering::AcqRel);
-        self.record(driver, event, mark)
+        self.record(driver, event, mark).inspect_err(|_| {
+            // Unless a later mark has been closed meanwhile, whose event covers this one. Who has read the next number waits for that
+            // one, and it is closed after this one.
+            let _ = self.open.compare_exchange(mark + 1, mark, Ordering::AcqRel, Ordering::Acquire);
+        })
     }
 
     fn record<D: Device>(&self, driver: &Driver<D>, event: EventHandle, mark: u64) -> DriverResult<()> {
