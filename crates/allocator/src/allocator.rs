@@ -663,13 +663,5 @@ impl<D: Device> Drop for Inner<D> {
         if let Err(e) = self.release_without_waiting() {
             tracing::debug!(error = %e, "the cache was not emptied as the allocator was dropped");
         }
-        let driver = &self.shared.driver;
-        let mut streams = self.shared.context.streams.lock();
-        // Only its last event tells when a retired stream's work is done: blocks that are live may need it.
-        let (retired, others) = std::mem::take(&mut *streams).into_iter().partition(|s| s.is_retired());
-        *streams = retired;
-        drop(streams);
-        let others: Vec<Arc<StreamCore>> = others;
-        others.iter().for_each(|s| s.drop_marks(driver));
     }
 }
