@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use gpupool_device::{Address, Device, MemoryInfo};
+use gpupool_device::{Address, Device, DriverError, MemoryInfo};
 
-use crate::config::{LimitSource, Policy};
+use crate::config::LimitSource;
 use crate::error::AllocError;
 use crate::ids::{Part, PoolId, StreamId};
 use crate::inner::{Inner, Request};
@@ -37,8 +37,10 @@ pub struct OutOfMemory {
     pub in_capture: bool,
     /// The limit in force and who set it.
     pub limit: Option<Limit>,
-    /// Free and total as the driver sees them.
+    /// Free and total as the driver sees them; 0 free if it did not tell.
     pub driver: MemoryInfo,
+    /// Why the driver did not tell.
+    pub driver_error: Option<DriverError>,
     /// Held from the driver.
     pub reserved: u64,
     /// In live blocks.
@@ -210,7 +212,12 @@ impl fmt::Display for OutOfMemory {
                 Size(limit.bytes)
             )?;
         }
-        writeln!(f, "  driver:              {} free of {}", Size(self.driver.free), Size(self.driver.total))?;
+        match self.driver_error {
+            None => {
+                writeln!(f, "  driver:              {} free of {}", Size(self.driver.free), Size(self.driver.total))?
+            }
+            Some(e) => writeln!(f, "  driver:              did not tell what is free ({e})")?,
+        }
         let cached = self.reserved - (self.live + self.pending).min(self.reserved);
         writeln!(
             f,
@@ -314,7 +321,8 @@ fn cheapest_pinned(segments: &[SegmentState], size: u64, pool: PoolId, stream: S
     })
 }
 
-fn advice(report: &OutOfMemory, policy: Policy) -> Vec<Advice> {
+/// What would help. `held` are the private pools that somebody uses.
+fn advice(report: &OutOfMemory, held: &[PoolId]) -> Vec<Advice> {
     let mut out = Vec::new();
     if report.segment_size > report.driver.total {
         out.push(Advice::LargerThanDevice);
@@ -336,16 +344,18 @@ fn advice(report: &OutOfMemory, policy: Policy) -> Vec<Advice> {
     if others >= report.rounded {
         out.push(Advice::ShareStreams { other_streams: others });
     }
-    let pools: u64 =
-        report.free.iter().filter(|f| !f.pool.is_default() && f.pool != report.pool).map(|f| f.bytes).sum();
-    if pools > 0 {
+    let in_held = |f: &&FreeBytes| f.pool != report.pool && held.contains(&f.pool);
+    let pools: u64 = report.free.iter().filter(in_held).map(|f| f.bytes).sum();
+    // What could be had beside it.
+    let under_limit = report.limit.map_or(u64::MAX, |l| l.bytes.saturating_sub(report.reserved));
+    let room = report.driver.free.min(under_limit);
+    if pools > 0 && pools.saturating_add(room) >= report.segment_size {
         out.push(Advice::ReleasePools { free: pools });
     }
     let foreign = report.driver.total.saturating_sub(report.driver.free).saturating_sub(report.reserved);
-    if foreign > report.driver.total / 4 {
+    if report.driver_error.is_none() && foreign > report.driver.total / 4 {
         out.push(Advice::OtherUsers { bytes: foreign });
     }
-    let _ = policy;
     out
 }
 
@@ -353,16 +363,24 @@ impl<D: Device> Inner<D> {
     /// Counts, reports and tells the observers.
     pub(crate) fn out_of_memory(&self, request: &Request<D>) -> AllocError {
         let total = self.shared.driver.device().properties().total_memory;
-        let driver = self.shared.driver.mem_info().unwrap_or(MemoryInfo { free: 0, total });
+        let driver = self.shared.driver.mem_info();
         self.shared.totals.lock().ooms += 1;
         let state = self.state();
-        let report = report(request, driver, &state);
+        let report = report(request, driver.map_err(|e| (e, total)), &state);
         self.hooks.out_of_memory(&report);
         AllocError::OutOfMemory(Box::new(report))
     }
 }
 
-fn report<D: Device>(request: &Request<D>, driver: MemoryInfo, state: &State) -> OutOfMemory {
+fn report<D: Device>(
+    request: &Request<D>,
+    driver: Result<MemoryInfo, (DriverError, u64)>,
+    state: &State,
+) -> OutOfMemory {
+    let (driver, driver_error) = match driver {
+        Ok(info) => (info, None),
+        Err((e, total)) => (MemoryInfo { free: 0, total }, Some(e)),
+    };
     let stats = &state.stats;
     let live = stats.allocated_bytes.all.current.max(0) as u64;
     let (pool, stream) = (request.pool_id(), request.core.id);
@@ -377,6 +395,7 @@ fn report<D: Device>(request: &Request<D>, driver: MemoryInfo, state: &State) ->
         in_capture: request.in_capture,
         limit: state.limit,
         driver,
+        driver_error,
         reserved: stats.reserved_bytes.all.current.max(0) as u64,
         live,
         pending: (stats.active_bytes.all.current.max(0) as u64).saturating_sub(live),
@@ -392,6 +411,7 @@ fn report<D: Device>(request: &Request<D>, driver: MemoryInfo, state: &State) ->
         pinned: cheapest_pinned(&state.segments, request.size, pool, stream),
         advice: Vec::new(),
     };
-    out.advice = advice(&out, state.policy);
+    let held: Vec<PoolId> = state.pools.iter().filter(|p| p.use_count > 0).map(|p| p.id).collect();
+    out.advice = advice(&out, &held);
     out
 }
