@@ -83,8 +83,9 @@ enum Route<D: Device> {
     Default,
     /// A private pool, by an open scope.
     Scope(Arc<Pool<D>>),
-    /// The pool of the capture that the stream is in.
-    Capture(Arc<Pool<D>>, CaptureId),
+    /// A pool of the capture that the stream is in. The capture's own one, for which the stream remembers the route, comes with the
+    /// capture and the number of sessions closed before it was looked up.
+    Capture(Arc<Pool<D>>, Option<(CaptureId, u64)>),
 }
 
 /// A block with what its handle needs.
@@ -210,14 +211,15 @@ impl<D: Device> Inner<D> {
     }
 
     /// The private pool that a request on `stream` goes to, if any. Asks the driver nothing while no capture and no scope is open.
-    fn route(self: &Arc<Self>, stream: &Stream<D>) -> Result<Route<D>, AllocError> {
+    /// `status` is what it said of the stream a moment ago, if it was asked.
+    fn route(self: &Arc<Self>, stream: &Stream<D>, status: Option<CaptureStatus>) -> Result<Route<D>, AllocError> {
         match self.shared.rules.routing {
             Routing::NewestScope => {
                 if self.shared.context.scopes.is_empty() {
                     return Ok(Route::Default);
                 }
                 for scope in self.shared.context.scopes.newest_first() {
-                    if self.claims(&scope.filter, stream)? {
+                    if self.claims(&scope.filter, stream, None)? {
                         return Ok(Route::Scope(self.pools.get(scope.pool)?));
                     }
                 }
@@ -227,50 +229,67 @@ impl<D: Device> Inner<D> {
                 if self.shared.context.scopes.is_empty() && self.shared.registry.is_quiet() {
                     return Ok(Route::Default);
                 }
-                self.route_capture_first(stream)
+                self.route_capture_first(stream, status)
             }
         }
     }
 
-    fn route_capture_first(self: &Arc<Self>, stream: &Stream<D>) -> Result<Route<D>, AllocError> {
-        let status = match self.shared.registry.is_quiet() {
-            true => CaptureStatus::None,
-            false => self.shared.driver.capture_status(stream.core.handle)?,
+    fn route_capture_first(
+        self: &Arc<Self>,
+        stream: &Stream<D>,
+        status: Option<CaptureStatus>,
+    ) -> Result<Route<D>, AllocError> {
+        let registry = &self.shared.registry;
+        let closed = registry.closed();
+        let status = match (status, registry.is_quiet()) {
+            (Some(status), _) => Some(status),
+            (None, true) => None,
+            (None, false) => Some(self.shared.driver.capture_status(stream.core.handle)?),
         };
         let capture = match status {
-            CaptureStatus::None => None,
-            CaptureStatus::Active(id) => Some(id),
-            CaptureStatus::Invalidated(_) => {
+            None | Some(CaptureStatus::None) => None,
+            Some(CaptureStatus::Active(id)) => Some(id),
+            Some(CaptureStatus::Invalidated(_)) => {
                 return Err(AllocError::InvalidatedCapture { stream: stream.core.id });
             }
         };
         let scopes = self.shared.context.scopes.newest_first();
-        let open_scope = |inside: bool| -> Result<Option<Route<D>>, AllocError> {
+        let open_scope = |inside: bool| -> Result<Option<PoolId>, AllocError> {
             for scope in &scopes {
                 let opened_inside = scope.inside.is_some() && scope.inside == capture;
-                if opened_inside == inside && self.claims(&scope.filter, stream)? {
-                    return Ok(Some(match scope.pool.is_default() {
-                        true => Route::Default,
-                        false => Route::Scope(self.pools.get(scope.pool)?),
-                    }));
+                if opened_inside == inside && self.claims(&scope.filter, stream, status)? {
+                    return Ok(Some(scope.pool));
                 }
             }
             Ok(None)
         };
-        let Some(capture) = capture else { return Ok(open_scope(false)?.unwrap_or(Route::Default)) };
-        if let Some(route) = open_scope(true)? {
-            return Ok(route);
+        let Some(capture) = capture else {
+            return Ok(match open_scope(false)?.filter(|pool| !pool.is_default()) {
+                Some(pool) => Route::Scope(self.pools.get(pool)?),
+                None => Route::Default,
+            });
+        };
+        let scope = open_scope(true)?;
+        if scope.is_some_and(PoolId::is_default) {
+            return Ok(Route::Default);
         }
         let device = self.shared.driver.device().ordinal();
-        let Some((session, id)) = self.shared.registry.find(capture, device, stream.core.handle) else {
+        let Some((session, own)) = registry.find(capture, device, stream.core.handle) else {
             return Err(AllocError::UnknownCapture { stream: stream.core.id, capture });
         };
-        Ok(Route::Capture(self.pool_of_capture(session, id)?, capture))
+        // What a scope inside leads to is baked into the graph as well, so its graph holds that pool too.
+        Ok(match scope {
+            Some(inner) => Route::Capture(self.pool_of_capture(session, inner)?, None),
+            None => Route::Capture(self.pool_of_capture(session, own)?, Some((capture, closed))),
+        })
     }
 
-    /// The pool of a capture on this device: made, and kept for the capture's graph, at the first request.
+    /// A pool of a capture on this device: made, and kept for the capture's graph, at the first request.
     fn pool_of_capture(self: &Arc<Self>, session: SessionKey, id: PoolId) -> Result<Arc<Pool<D>>, AllocError> {
-        if !self.shared.registry.keeps(session, self.id) {
+        if !self.shared.registry.keeps(session, self.id, id) {
+            if self.shared.registry.is_drawn_from_beside(session, id) {
+                return Err(AllocError::PoolInCapture { pool: id });
+            }
             self.take_pool(id, None)?;
             let pool = self.pools.get(id)?;
             if let Some(hold) = self.hold(&pool) {
@@ -285,17 +304,29 @@ impl<D: Device> Inner<D> {
         Ok(self.pools.get(id)?)
     }
 
-    fn claims(&self, filter: &Filter, stream: &Stream<D>) -> Result<bool, AllocError> {
+    /// Whether a scope claims the stream's requests; asks the driver only if it must and `status` is not known.
+    fn claims(&self, filter: &Filter, stream: &Stream<D>, status: Option<CaptureStatus>) -> Result<bool, AllocError> {
+        let ask = || self.shared.driver.capture_status(stream.core.handle);
         Ok(match filter {
             Filter::All => true,
             Filter::Stream(handle) => *handle == stream.core.handle,
             Filter::Thread(thread) => *thread == std::thread::current().id(),
-            Filter::Capture(id) => self.shared.driver.capture_status(stream.core.handle)? == CaptureStatus::Active(*id),
+            Filter::Capture(id) => status.map_or_else(ask, Ok)? == CaptureStatus::Active(*id),
         })
     }
 
     /// Checks a stream, finds its pool, rounds the size.
     pub(crate) fn request(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Request<D>, AllocError> {
+        self.request_knowing(requested, stream, None)
+    }
+
+    /// As [`request`](Self::request), if what the driver says of the stream is known.
+    fn request_knowing(
+        self: &Arc<Self>,
+        requested: u64,
+        stream: &Stream<D>,
+        status: Option<CaptureStatus>,
+    ) -> Result<Request<D>, AllocError> {
         if requested >= ABSURD {
             return Err(AllocError::AbsurdSize { requested });
         }
@@ -305,7 +336,7 @@ impl<D: Device> Inner<D> {
         if stream.core.is_retired() {
             return Err(AllocError::RetiredStream { stream: stream.core.id });
         }
-        let route = self.route(stream)?;
+        let route = self.route(stream, status)?;
         let in_capture = self.shared.in_capture()? || matches!(route, Route::Capture(..));
         let size = self.shared.config.rounding().round(requested);
         let part = if size <= SMALL_LIMIT { Part::Small } else { Part::Large };
@@ -316,17 +347,20 @@ impl<D: Device> Inner<D> {
                 let lane = pool.arena.state.lock().lanes_of(pool.slot, &stream.core, LaneKind::Stream) + index;
                 (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane, None)
             }
-            Route::Capture(pool, capture) => {
+            Route::Capture(pool, own) => {
                 let mut state = pool.arena.state.lock();
                 let lane = state.lanes_of(pool.slot, &stream.core, LaneKind::Capture) + index;
                 let neutral = state.lanes_of(pool.slot, &self.shared.neutral, LaneKind::Neutral) + index;
                 drop(state);
-                *stream.arena.route.lock() = Some(CaptureRoute {
-                    capture,
-                    arena: Arc::downgrade(&pool.arena),
-                    lane: lane - index,
-                    neutral: neutral - index,
-                });
+                if let Some((capture, closed)) = own {
+                    *stream.arena.route.lock() = Some(CaptureRoute {
+                        capture,
+                        closed,
+                        arena: Arc::downgrade(&pool.arena),
+                        lane: lane - index,
+                        neutral: neutral - index,
+                    });
+                }
                 (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane, Some(neutral))
             }
         };
@@ -354,22 +388,23 @@ impl<D: Device> Inner<D> {
 
     /// Serves a request of more than zero bytes.
     pub(crate) fn alloc(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Served<D>, AllocError> {
-        if let Some(served) = self.hit(requested, stream) {
+        let mut status = None;
+        if let Some(served) = self.hit(requested, stream, &mut status) {
             return Ok(served);
         }
-        let request = self.request(requested, stream)?;
+        let request = self.request_knowing(requested, stream, status)?;
         self.serve(&request)
     }
 
     /// The shortest way: no scope is open, and the stream is not capturing or its capture's route is known; and the arena that the
-    /// request then goes to holds a block.
-    fn hit(&self, requested: u64, stream: &Stream<D>) -> Option<Served<D>> {
+    /// request then goes to holds a block. Notes what the driver said of the stream, if it was asked.
+    fn hit(&self, requested: u64, stream: &Stream<D>, status: &mut Option<CaptureStatus>) -> Option<Served<D>> {
         let usual = requested < ABSURD && stream.core.allocator == self.id && !stream.core.is_retired();
         if self.shared.rules.poll_each_allocation || !self.shared.context.scopes.is_empty() || !usual {
             return None;
         }
         if !self.shared.registry.is_quiet() {
-            match self.shared.driver.capture_status(stream.core.handle).ok()? {
+            match *status.insert(self.shared.driver.capture_status(stream.core.handle).ok()?) {
                 CaptureStatus::None => {}
                 CaptureStatus::Active(capture) => return self.hit_in_capture(requested, stream, capture),
                 CaptureStatus::Invalidated(_) => return None,
@@ -387,7 +422,8 @@ impl<D: Device> Inner<D> {
     fn hit_in_capture(&self, requested: u64, stream: &Stream<D>, capture: CaptureId) -> Option<Served<D>> {
         let (arena, lane, neutral) = {
             let route = stream.arena.route.lock();
-            let route = route.as_ref().filter(|r| r.capture == capture)?;
+            let closed = self.shared.registry.closed();
+            let route = route.as_ref().filter(|r| r.capture == capture && r.closed == closed)?;
             (route.arena.upgrade()?, route.lane, route.neutral)
         };
         let size = self.shared.config.rounding().round(requested);

@@ -46,6 +46,8 @@ pub(crate) struct ArenaRules {
     pub(crate) max_split: u64,
     /// Slack in bytes with which an oversize block may serve an oversize request.
     pub(crate) non_split_slack: u64,
+    /// Several pools share the arena, so that each counts for itself; else the arena's counters are its pool's.
+    pub(crate) shared: bool,
     /// Whether freed blocks go to bins.
     pub(crate) bins: bool,
     /// Whether ties between blocks of equal size are broken by address, else by the age of the segment.
@@ -96,9 +98,12 @@ pub(crate) struct Arena<D: Device> {
     pub(crate) route: Mutex<Option<CaptureRoute<D>>>,
 }
 
-/// A capture's route, as far as one stream's requests go. Capture ids are never used again, so it is never wrong, only stale.
+/// A capture's route, as far as one stream's requests go. Capture ids are never used again, and a route holds only until a session is
+/// closed, so it is never wrong, only stale.
 pub(crate) struct CaptureRoute<D: Device> {
     pub(crate) capture: CaptureId,
+    /// Sessions closed before it was found.
+    pub(crate) closed: u64,
     /// The pool's arena; weak, so that a stale route keeps nothing.
     pub(crate) arena: Weak<Arena<D>>,
     /// The small lanes: the stream's in the capture, and the pool's neutral one.

@@ -9,7 +9,7 @@
 //! * **R3** A request on a stream that captures under an id that no session has is an error, never default memory.
 //! * **R4** While no session is open, an allocation asks the driver nothing about captures.
 
-use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
@@ -38,7 +38,7 @@ pub struct Offence {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct CaptureEnd {
-    /// The pools that the capture touched, one on each device. They are in use as long as these live.
+    /// The pools that the capture touched, on every device. They are in use as long as these live.
     pub holds: Vec<PoolHold>,
     /// The first of our calls that the capture did not permit, if any.
     pub offence: Option<Offence>,
@@ -55,6 +55,13 @@ struct Session {
     offence: Option<Offence>,
 }
 
+impl Session {
+    /// Its own pool, or one that a scope opened inside it led to.
+    fn draws_from(&self, pool: PoolId) -> bool {
+        self.pool == pool || self.holds.iter().any(|h| h.id() == pool)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Sessions {
     next: u64,
@@ -66,12 +73,15 @@ struct Sessions {
 #[derive(Debug)]
 pub struct CaptureRegistry {
     open: AtomicUsize,
+    /// How many sessions were closed.
+    closed: AtomicU64,
     sessions: Mutex<Sessions>,
 }
 
 impl Default for CaptureRegistry {
     fn default() -> Self {
-        Self { open: AtomicUsize::new(0), sessions: Mutex::new(Rank::Leaf, Sessions::default()) }
+        let sessions = Mutex::new(Rank::Leaf, Sessions::default());
+        Self { open: AtomicUsize::new(0), closed: AtomicU64::new(0), sessions }
     }
 }
 
@@ -119,7 +129,18 @@ impl CaptureRegistry {
     }
 
     fn is_drawn_from(&self, pool: PoolId) -> bool {
-        self.sessions.lock().open.iter().any(|s| s.pool == pool)
+        self.sessions.lock().open.iter().any(|s| s.draws_from(pool))
+    }
+
+    /// Whether another session than `key` draws from a pool.
+    pub(crate) fn is_drawn_from_beside(&self, key: SessionKey, pool: PoolId) -> bool {
+        self.sessions.lock().open.iter().any(|s| s.key != key && s.draws_from(pool))
+    }
+
+    /// Differs from what it was before if a session was closed in between. One load.
+    #[inline]
+    pub(crate) fn closed(&self) -> u64 {
+        self.closed.load(Ordering::Acquire)
     }
 
     /// Closes a session. Call it after the driver's end.
@@ -127,6 +148,7 @@ impl CaptureRegistry {
         let mut sessions = self.sessions.lock();
         let Some(at) = sessions.open.iter().position(|s| s.key == key) else { return CaptureEnd::default() };
         let session = sessions.open.remove(at);
+        self.closed.fetch_add(1, Ordering::AcqRel);
         self.open.store(sessions.open.len(), Ordering::Release);
         CaptureEnd { holds: session.holds, offence: session.offence }
     }
@@ -164,11 +186,11 @@ impl CaptureRegistry {
         None
     }
 
-    /// Whether a session keeps the pool of this allocator.
-    pub(crate) fn keeps(&self, key: SessionKey, allocator: u64) -> bool {
+    /// Whether a session keeps this pool of this allocator.
+    pub(crate) fn keeps(&self, key: SessionKey, allocator: u64, pool: PoolId) -> bool {
         let sessions = self.sessions.lock();
         let session = sessions.open.iter().find(|s| s.key == key);
-        session.is_some_and(|s| s.holds.iter().any(|h| h.allocator() == allocator))
+        session.is_some_and(|s| s.holds.iter().any(|h| (h.allocator(), h.id()) == (allocator, pool)))
     }
 
     /// Notes a call that the driver refused because of a capture: it may have invalidated any that is under way.
