@@ -369,21 +369,26 @@ impl<D: Device> Inner<D> {
 
     /// Forgets the pools that nobody uses and that have no segment.
     pub(crate) fn forget_empty_pools(&self) {
-        for pool in self.pools.freeable() {
-            let state = pool.arena.state.lock();
-            if state.segments.iter().any(|(_, s)| s.slot == pool.slot) {
-                continue;
-            }
-            let mut table = self.pools.lock();
-            // Someone may have taken it meanwhile.
-            if table.pools.get(&pool.id).is_some_and(|e| e.use_count <= 0 && Arc::ptr_eq(&e.pool, &pool)) {
-                table.pools.remove(&pool.id);
-                table.use_on_oom.remove(&pool.id);
+        self.pools.freeable().iter().for_each(|pool| self.forget_if_empty(pool));
+    }
+
+    /// Forgets a pool if nobody uses it and it has no segment. One that never had any leaves no trace: its id may be used again.
+    pub(crate) fn forget_if_empty(&self, pool: &Arc<Pool<D>>) {
+        let state = pool.arena.state.lock();
+        if state.segments.iter().any(|(_, s)| s.slot == pool.slot) {
+            return;
+        }
+        let mut table = self.pools.lock();
+        // Someone may have taken it meanwhile.
+        if table.pools.get(&pool.id).is_some_and(|e| e.use_count <= 0 && Arc::ptr_eq(&e.pool, pool)) {
+            table.pools.remove(&pool.id);
+            table.use_on_oom.remove(&pool.id);
+            if pool.counters.reserved_bytes.read().all.allocated > 0 {
                 table.gone.insert(pool.id);
-                drop(table);
-                drop(state);
-                self.discard_pool(&pool);
             }
+            drop(table);
+            drop(state);
+            self.discard_pool(pool);
         }
     }
 

@@ -79,6 +79,11 @@ impl<D: Device> Shared<D> {
         self.counts_ages.load(Ordering::Relaxed)
     }
 
+    /// The number that the next segment gets at least.
+    pub(crate) fn next_segment_ordinal(&self) -> u64 {
+        self.next_ordinal.load(Ordering::Relaxed)
+    }
+
     /// What a segment of at least `bytes` really takes.
     pub(crate) fn segment_bytes(&self, bytes: u64) -> u64 {
         match self.rules.handle_granularity {

@@ -19,12 +19,6 @@ pub(crate) fn end_of_capture<D: GraphDevice>(device: &D, stream: StreamHandle) -
     })
 }
 
-/// What a pool was like when the capture began.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Before {
-    pub(crate) reserved: i64,
-}
-
 /// A capture under way. Requests on its stream, and on every stream that joins it, are served from its pool, whatever thread makes them.
 ///
 /// [`end`](Self::end) gives its graph. Dropping it abandons the capture: the driver's capture is ended, and stream, routing and pool are
@@ -39,7 +33,6 @@ pub struct Capture<D: GraphDevice> {
     pub(crate) session: Option<SessionKey>,
     pub(crate) id: CaptureId,
     pub(crate) pool: PoolId,
-    pub(crate) before: Before,
     pub(crate) not_send: PhantomData<*const ()>,
 }
 
@@ -182,16 +175,11 @@ impl<D: GraphDevice> CaptureSide<D> {
             let written = recording.written;
             let inside = |b: &HeldBlock| written.iter().any(|w| w.intersection(b.range).is_some());
             let outputs: Vec<_> = hold.live_blocks().into_iter().filter(inside).collect();
-            let reserved = hold.stats().reserved_bytes.all.current;
-            // Pools of other devices, and this one if it is new, had nothing before.
-            let before = if hold.id() == capture.pool { capture.before.reserved } else { 0 };
-            let new_segment_bytes = (reserved - before).max(0) as u64;
-            let written_bytes: u64 = written.iter().map(|w| w.bytes).sum();
             reports.push(PoolReport {
                 pool: hold.id(),
                 device: hold.device(),
-                new_segment_bytes,
-                reused_bytes: written_bytes.saturating_sub(new_segment_bytes),
+                new_segment_bytes: recording.new_segment_bytes,
+                reused_bytes: recording.reused_bytes,
                 peak_bytes: recording.peak_bytes,
                 written: written.clone(),
                 outputs: outputs.clone(),

@@ -8,7 +8,7 @@ use gpupool_allocator::{Allocator, PoolId, Range, Stream};
 use gpupool_device::{CaptureMode, CaptureStatus, GraphDevice};
 
 use crate::adopted::Adopted;
-use crate::capture::{Before, Capture, end_of_capture};
+use crate::capture::{Capture, end_of_capture};
 use crate::error::CaptureError;
 use crate::graph::Graph;
 use crate::guarded::Guarded;
@@ -166,7 +166,6 @@ impl<D: GraphDevice> Captures<D> {
             }
         };
         registry.begun(session, id);
-        let reserved = self.allocator.pool_stats(pool)?.reserved_bytes.all.current;
         Ok(Capture {
             captures: Arc::clone(&self.inner),
             allocator: self.allocator.clone(),
@@ -174,7 +173,6 @@ impl<D: GraphDevice> Captures<D> {
             session: Some(session),
             id,
             pool,
-            before: Before { reserved },
             not_send: PhantomData,
         })
     }

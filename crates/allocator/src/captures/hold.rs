@@ -61,6 +61,12 @@ pub struct Recording {
     pub written: Vec<Range>,
     /// The most bytes that were live in the pool at once.
     pub peak_bytes: u64,
+    /// Bytes in segments that were made meanwhile.
+    pub new_segment_bytes: u64,
+    /// Bytes of `written` in segments that were there before.
+    pub reused_bytes: u64,
+    /// Segments from this number on are new.
+    pub(crate) first_new_segment: u64,
 }
 
 /// A live block of a pool.
@@ -171,10 +177,12 @@ pub(crate) struct Held<D: Device> {
 impl<D: Device> Drop for Held<D> {
     fn drop(&mut self) {
         // Without an allocator there is nobody to count: the memory goes with the arena.
-        if let Some(inner) = self.inner.upgrade()
-            && let Err(e) = inner.release_pool(self.pool.id)
-        {
-            tracing::warn!(pool = %self.pool.id, error = %e, "a pool was released by someone who did not hold it");
+        let Some(inner) = self.inner.upgrade() else { return };
+        match inner.release_pool(self.pool.id) {
+            Ok(()) => inner.forget_if_empty(&self.pool),
+            Err(e) => {
+                tracing::warn!(pool = %self.pool.id, error = %e, "a pool was released by someone who did not hold it");
+            }
         }
     }
 }
@@ -201,14 +209,27 @@ impl<D: Device> HeldPool for Held<D> {
     }
 
     fn start_recording(&self) {
-        self.pool.arena.state.lock().slots[self.pool.slot as usize].recorded = Some(Recording::default());
+        let first_new_segment = self.pool.arena.shared.next_segment_ordinal();
+        let recording = Recording { first_new_segment, ..Recording::default() };
+        self.pool.arena.state.lock().slots[self.pool.slot as usize].recorded = Some(recording);
     }
 
     fn end_capture(&self) -> Recording {
         self.pool.arena.end_capture(self.pool.slot);
-        let recorded = self.pool.arena.state.lock().slots[self.pool.slot as usize].recorded.take();
-        let mut recorded = recorded.unwrap_or_default();
+        let mut state = self.pool.arena.state.lock();
+        let Some(mut recorded) = state.slots[self.pool.slot as usize].recorded.take() else {
+            return Recording::default();
+        };
         recorded.written = Range::merged(recorded.written);
+        for (_, segment) in state.segments.iter().filter(|(_, s)| s.slot == self.pool.slot) {
+            let memory = Range { address: segment.memory.base, bytes: segment.memory.bytes };
+            if segment.memory.ordinal >= recorded.first_new_segment {
+                recorded.new_segment_bytes += memory.bytes;
+            } else {
+                let used = recorded.written.iter().filter_map(|w| w.intersection(memory));
+                recorded.reused_bytes += used.map(|r| r.bytes).sum::<u64>();
+            }
+        }
         recorded
     }
 
