@@ -118,6 +118,9 @@ impl<D: Device> Allocator<D> {
 
     /// Registers a stream, or returns its registration. The handles 0 and 1 are the legacy default stream; 2 is the calling thread's
     /// own default stream, a registration a thread. O(1); no driver call.
+    ///
+    /// Other threads cannot name a thread's own default stream, so they cannot learn when its work is done: what it has freed serves
+    /// them only after it was [retired](Self::retire_stream), from its own thread and before that thread ends.
     #[must_use]
     pub fn register_stream(&self, handle: StreamHandle) -> Stream<D> {
         self.inner.register(handle)
@@ -129,7 +132,7 @@ impl<D: Device> Allocator<D> {
     ///
     /// # Errors
     ///
-    /// The driver's, if no event could be recorded: then call it again.
+    /// The driver's, if no event could be recorded: then call it again. `INVALID_CONTEXT` for another thread's own default stream.
     pub fn retire_stream(&self, stream: &Stream<D>) -> Result<(), AllocError> {
         self.check_stream(stream)?;
         if self.inner.shared.rules.streams_by_handle {

@@ -15,13 +15,14 @@ use crate::stream::StreamCore;
 const SHARE_BLOCKS: usize = 64;
 
 impl<D: Device> Shared<D> {
-    /// Records an event on `core`, unless it is capturing: an event recorded there would be part of the capture. Returns whether an event
-    /// covers what was submitted so far; a retired stream's last one does.
+    /// Records an event on `core`, unless it is capturing: an event recorded there would be part of the capture; or unless it is another
+    /// thread's own default stream, which has no name here. Returns whether an event covers what was submitted so far; a retired
+    /// stream's last one does.
     pub(crate) fn mark_unless_capturing(&self, core: &StreamCore) -> DriverResult<bool> {
         if core.is_retired() {
             return Ok(true);
         }
-        if self.driver.capture_status(core.handle)?.is_capturing() {
+        if !core.is_reachable() || self.driver.capture_status(core.handle)?.is_capturing() {
             return Ok(false);
         }
         core.mark(&self.driver).map(|()| true)
@@ -169,14 +170,18 @@ impl<D: Device> Arena<D> {
         self.state.lock().settle_done(&self.counters)
     }
 
-    /// Waits on the host until every pending block is free, or the first error. Streams that are capturing are passed over.
+    /// Waits on the host until every pending block is free, or the first error. Streams that are capturing are passed over, and so are
+    /// other threads' own default streams of whose work no event tells.
     pub(crate) fn wait_for_pending(&self) -> DriverResult<usize> {
         let mut freed = 0;
         for (core, newest) in self.awaited() {
-            let capturing = !self.shared.rules.event_each_free
-                && !core.is_retired()
-                && self.shared.driver.capture_status(core.handle)?.is_capturing();
-            if !capturing {
+            let nameless = !core.is_reachable() && !core.is_closed(newest);
+            let passed_over = nameless
+                || (!self.shared.rules.event_each_free
+                    && !core.is_retired()
+                    && core.is_reachable()
+                    && self.shared.driver.capture_status(core.handle)?.is_capturing());
+            if !passed_over {
                 core.wait(&self.shared.driver, newest)?;
                 freed += self.state.lock().settle_done(&self.counters);
             }
@@ -188,7 +193,7 @@ impl<D: Device> Arena<D> {
     /// `core` does with them from now on comes after those uses. Blocks of other streams are left as they are. Returns how many.
     pub(crate) fn wait_on_device(&self, core: &Arc<StreamCore>) -> DriverResult<usize> {
         let driver = &self.shared.driver;
-        if driver.capture_status(core.handle)?.is_capturing() {
+        if !core.is_reachable() || driver.capture_status(core.handle)?.is_capturing() {
             return Ok(0);
         }
         let awaited = self.state.lock().awaited_by(core);

@@ -165,7 +165,7 @@ impl<D: Device> Inner<D> {
         }
         // 2^32 registrations take decades.
         let id = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
-        let core = Arc::new(StreamCore::new(id, key.handle, self.id));
+        let core = Arc::new(StreamCore::new(id, key.handle, key.thread, self.id));
         let arena = self.single.clone().unwrap_or_else(|| {
             let arena = Arc::new(Arena::new(Arc::clone(&self.shared), true));
             arena.state.lock().add_slot(PoolId::DEFAULT, None);

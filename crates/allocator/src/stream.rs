@@ -7,11 +7,12 @@
 //! * **M2** The mark is closed *before* its event is recorded. Hence M1: who reads `m` has submitted its work before the mark was
 //!   closed, so before the event was recorded. (If it had been submitted after the record, the driver's own lock on the stream
 //!   would order the record, and so the closing, before the submission, and the reader would have seen `m + 1`.)
-//! * **M3** No event is recorded on a stream that is capturing or retired.
+//! * **M3** No event is recorded on a stream that is capturing or retired, nor on a thread's own default stream from another thread.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 use gpupool_device::{Call, Device, DriverError, DriverResult, EventHandle, StreamHandle, code};
 
@@ -25,6 +26,8 @@ use crate::sync::{Mutex, Rank};
 pub(crate) struct StreamCore {
     pub(crate) id: StreamId,
     pub(crate) handle: StreamHandle,
+    /// The only thread that the handle means this stream to: set for a thread's own default stream.
+    only_from: Option<ThreadId>,
     /// The allocator it is registered with.
     pub(crate) allocator: u64,
     open: AtomicU64,
@@ -40,10 +43,11 @@ impl std::fmt::Debug for StreamCore {
 }
 
 impl StreamCore {
-    pub(crate) fn new(id: StreamId, handle: StreamHandle, allocator: u64) -> Self {
+    pub(crate) fn new(id: StreamId, handle: StreamHandle, only_from: Option<ThreadId>, allocator: u64) -> Self {
         Self {
             id,
             handle,
+            only_from,
             allocator,
             open: AtomicU64::new(0),
             done: AtomicU64::new(0),
@@ -54,6 +58,12 @@ impl StreamCore {
 
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
+    }
+
+    /// Whether the calling thread can record an event on the stream: a handle of a thread's own default stream means another stream to
+    /// every other thread.
+    pub(crate) fn is_reachable(&self) -> bool {
+        self.only_from.is_none_or(|thread| thread == std::thread::current().id())
     }
 
     /// The mark that covers all work submitted so far, once it is closed and done.
@@ -127,8 +137,12 @@ impl StreamCore {
         marks.insert(at, (mark, event));
     }
 
-    /// As [`mark`](Self::mark), but refuses on a stream that is capturing (M3): what was submitted there before cannot be learned now.
+    /// As [`mark`](Self::mark), but refuses on a stream that is capturing (M3) or another thread's own: what was submitted there before
+    /// cannot be learned now.
     fn mark_to_wait<D: Device>(&self, driver: &Driver<D>) -> DriverResult<()> {
+        if !self.is_reachable() {
+            return Err(DriverError::new(Call::EventRecord, code::INVALID_CONTEXT));
+        }
         if driver.capture_status(self.handle)?.is_capturing() {
             return Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED));
         }
@@ -149,7 +163,7 @@ impl StreamCore {
             let Some((number, event)) = covering else {
                 // Another thread asks whether the event is complete, or recording it failed: a fresh mark covers this one too. A
                 // retired stream's last event is the only one there is, and comes back.
-                if self.is_retired() {
+                if self.is_retired() || !self.is_reachable() {
                     crate::sync::yield_now();
                 } else {
                     self.mark_to_wait(driver)?;
@@ -172,7 +186,7 @@ impl StreamCore {
 
     /// No stream: what lies in neutral lanes is done by the rules of captures, not by a mark.
     pub(crate) fn neutral(allocator: u64) -> Self {
-        let core = Self::new(StreamId(u32::MAX), StreamHandle(u64::MAX), allocator);
+        let core = Self::new(StreamId(u32::MAX), StreamHandle(u64::MAX), None, allocator);
         core.settle(0);
         core.retired.store(true, Ordering::Release);
         core
@@ -193,6 +207,9 @@ impl StreamCore {
     pub(crate) fn retire<D: Device>(&self, driver: &Driver<D>) -> DriverResult<()> {
         if self.is_retired() {
             return Ok(());
+        }
+        if !self.is_reachable() {
+            return Err(DriverError::new(Call::EventRecord, code::INVALID_CONTEXT));
         }
         let event = driver.event()?;
         // Not incremented: what is freed later still reads this mark, and this event covers it.
