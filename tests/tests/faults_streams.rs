@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gpupool_allocator::{AllocError, Allocator, Config, FreeError, Policy};
-use gpupool_device::{Call, Kernel, StreamHandle, StreamKind, Workbench};
+use gpupool_device::{Call, Kernel, StreamHandle, StreamKind, Workbench, code};
 use gpupool_sim_device::{ReportKind, Scheduler, SimConfig, SimDevice, SimWorld};
 use gpupool_tests::lab::{BACKINGS, Backing, Block, Lab, MIB, segments};
 use gpupool_tests::watched::Watched;
@@ -299,7 +299,6 @@ fn blocks_of_a_stream_may_outlive_it() {
 
 // Entry 17.
 #[test]
-#[ignore = "events for another thread's default stream are recorded on the calling thread's"]
 fn each_thread_has_its_own_per_thread_default_stream() {
     let device = Arc::new(SimDevice::new(SimConfig::default().with_capacity(1_000 * MIB)));
     let config = Config::new(Policy::Segments);
@@ -321,6 +320,49 @@ fn each_thread_has_its_own_per_thread_default_stream() {
     assert_ne!(other, mine.id());
     assert_ne!(address, place, "the other thread's stream does not come after this one's work");
     allocator.validate().unwrap();
+}
+
+// Entry 17.
+#[test]
+fn memory_of_a_threads_default_stream_serves_others_once_it_was_retired_there() {
+    for backing in BACKINGS {
+        let device = Arc::new(SimDevice::new(SimConfig::default().with_capacity(1_000 * MIB)));
+        let allocator = Allocator::with_registry(Arc::clone(&device), segments(backing), Arc::default()).unwrap();
+        let on_another_thread = |retires: bool| {
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| {
+                    let stream = allocator.register_stream(StreamHandle::PER_THREAD);
+                    let block = allocator.alloc(600 * MIB, &stream).unwrap();
+                    device.hold_until_tick(StreamHandle::PER_THREAD, device.tick() + 1).unwrap();
+                    drop(block);
+                    if retires {
+                        allocator.retire_stream(&stream).unwrap();
+                    }
+                    stream
+                });
+                thread.join().unwrap()
+            })
+        };
+        let stream = on_another_thread(true);
+        assert!(stream.is_retired());
+        drop(stream);
+        let mine = allocator.register_stream(StreamHandle::PER_THREAD);
+        // It is waited for, by the event that its own thread recorded.
+        let x = allocator.alloc(900 * MIB, &mine).unwrap();
+        assert_eq!(device.tick(), 1);
+        drop(x);
+        allocator.empty_cache().unwrap();
+        assert_eq!(device.memory_in_use(), 0);
+
+        let stream = on_another_thread(false);
+        assert!(matches!(allocator.retire_stream(&stream), Err(AllocError::Driver(e)) if e.code == code::INVALID_CONTEXT));
+        let trimmed = allocator.trim().unwrap();
+        assert_eq!((trimmed.released_bytes, trimmed.busy_bytes), (0, 600 * MIB), "nobody here knows whether it is done");
+        let after = allocator.alloc(900 * MIB, &mine);
+        // A plain free waits for the whole device; a handle must stay.
+        assert_eq!(after.is_ok(), backing == Backing::Plain, "{backing:?}");
+        allocator.validate().unwrap();
+    }
 }
 
 // Entry 17.
