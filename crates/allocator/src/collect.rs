@@ -106,7 +106,7 @@ impl<D: Device> Pool<D> {
     /// The pool's figures. O(1), no lock.
     pub(crate) fn stats(&self) -> PoolStats {
         PoolStats {
-            allocated_bytes: self.counters.allocated_bytes.read(),
+            allocated_bytes: self.allocated_bytes().read(),
             reserved_bytes: self.counters.reserved_bytes.read(),
         }
     }

@@ -334,6 +334,11 @@ impl ArenaCounters {
         self.requested_bytes.decrease(part, requested);
     }
 
+    /// Bytes in blocks handed out.
+    pub(crate) fn allocated_bytes(&self) -> &CounterArray {
+        &self.allocated_bytes
+    }
+
     /// Live and pending blocks.
     #[inline]
     pub(crate) fn active_blocks(&self) -> i64 {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use gpupool_device::Device;
 
 use crate::arena::Arena;
-use crate::counters::PoolCounters;
+use crate::counters::{CounterArray, PoolCounters};
 use crate::error::PoolError;
 use crate::ids::PoolId;
 use crate::provider::SegmentProvider;
@@ -27,9 +27,17 @@ pub(crate) struct Pool<D: Device> {
 }
 
 impl<D: Device> Pool<D> {
+    /// Bytes in live blocks: the pool's own count where it shares its arena, else the arena's.
+    pub(crate) fn allocated_bytes(&self) -> &CounterArray {
+        match self.arena.shared.rules.single_arena {
+            true => &self.counters.allocated_bytes,
+            false => self.arena.counters.allocated_bytes(),
+        }
+    }
+
     /// Differs from what it was before if a block of the pool was handed out or freed in between.
     pub(crate) fn version(&self) -> (i64, i64) {
-        let stat = self.counters.allocated_bytes.read().all;
+        let stat = self.allocated_bytes().read().all;
         (stat.allocated, stat.freed)
     }
 }

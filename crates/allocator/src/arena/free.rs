@@ -45,7 +45,9 @@ impl ArenaState {
         if bytes >= self.rules.max_split {
             counters.oversize_allocations.decrease(1);
         }
-        if let Some(pool) = &self.slots[lane.slot as usize].counters {
+        if self.rules.shared
+            && let Some(pool) = &self.slots[lane.slot as usize].counters
+        {
             pool.allocated_bytes.decrease(part, bytes as i64);
         }
         (part, bytes as i64)

@@ -128,17 +128,17 @@ impl ArenaState {
         }
         let address = self.segments.get(block.segment)?.memory.base.offset(to_bytes(block.offset));
         let slot = &mut self.slots[lane.slot as usize];
-        if let Some(pool) = &slot.counters {
+        if self.rules.shared
+            && let Some(pool) = &slot.counters
+        {
             pool.allocated_bytes.increase(part, bytes as i64);
         }
         if let Some(recorded) = &mut slot.recorded
             && lane.kind != LaneKind::Stream
         {
             let range = Range { address, bytes };
-            if recorded.written.last() != Some(&range) {
-                recorded.written.push(range);
-            }
-            let live = slot.counters.as_ref().map_or(0, |c| c.allocated_bytes.current());
+            note(&mut recorded.written, range);
+            let live = counters.allocated_bytes().current();
             recorded.peak_bytes = recorded.peak_bytes.max(live.max(0) as u64);
         }
         Some(Handed { block: id, generation: block.generation, address, bytes })
@@ -233,5 +233,44 @@ impl ArenaState {
         }
         self.index(id);
         Some(id)
+    }
+}
+
+/// Adds a range to a list of ranges in order that neither overlap nor touch. What a capture hands out it mostly hands out again, so the
+/// list stays short, and looking is what this mostly does. O(log n), and O(n) for a new range.
+fn note(ranges: &mut Vec<Range>, range: Range) {
+    let first = ranges.partition_point(|r| r.end() < range.address);
+    let Some(known) = ranges.get(first).filter(|r| r.address <= range.end()) else {
+        return ranges.insert(first, range);
+    };
+    if known.address <= range.address && range.end() <= known.end() {
+        return;
+    }
+    let after = first + ranges[first..].partition_point(|r| r.address <= range.end());
+    let address = known.address.min(range.address);
+    let end = ranges[after - 1].end().max(range.end());
+    ranges.drain(first + 1..after);
+    ranges[first] = Range { address, bytes: end.offset_from(address) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noting_ranges_one_by_one_gives_what_merging_them_gives() {
+        let mut x = 0x2545_F491_4F6C_DD1Du64;
+        for _ in 0..200 {
+            let (mut all, mut noted) = (Vec::new(), Vec::new());
+            for _ in 0..40 {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                let range = Range { address: Address(x % 500), bytes: 1 + (x >> 32) % 40 };
+                all.push(range);
+                note(&mut noted, range);
+                assert_eq!(noted, Range::merged(all.clone()));
+            }
+        }
     }
 }

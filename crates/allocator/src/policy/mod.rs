@@ -71,10 +71,11 @@ impl Rules {
     }
 }
 
-fn arena_rules(config: &Config, bins: bool, tie_by_address: bool) -> ArenaRules {
+fn arena_rules(config: &Config, shared: bool, bins: bool, tie_by_address: bool) -> ArenaRules {
     ArenaRules {
         max_split: config.max_split_size().unwrap_or(u64::MAX),
         non_split_slack: config.max_non_split_rounding(),
+        shared,
         bins,
         tie_by_address,
     }

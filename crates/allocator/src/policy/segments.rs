@@ -30,7 +30,7 @@ const LADDER: &[Rung] = &[
 pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
     let handles = device.virtual_memory && config.virtual_memory() == VirtualMemory::WherePossible;
     Rules {
-        arena: arena_rules(config, true, false),
+        arena: arena_rules(config, false, true, false),
         single_arena: false,
         handle_granularity: handles.then_some(device.granularity),
         poll_each_allocation: false,

@@ -19,7 +19,7 @@ const LADDER: &[Rung] = &[
 /// PyTorch 2.15.
 pub(super) fn rules_2_15(config: &Config) -> Rules {
     Rules {
-        arena: arena_rules(config, false, false),
+        arena: arena_rules(config, true, false, false),
         single_arena: true,
         handle_granularity: None,
         poll_each_allocation: true,
@@ -37,5 +37,5 @@ pub(super) fn rules_2_15(config: &Config) -> Rules {
 
 /// PyTorch 2.11: ties are broken by address, and any open scope counts as a capture.
 pub(super) fn rules_2_11(config: &Config) -> Rules {
-    Rules { arena: arena_rules(config, false, true), capture_context: CaptureContext::AnyScope, ..rules_2_15(config) }
+    Rules { arena: arena_rules(config, true, false, true), capture_context: CaptureContext::AnyScope, ..rules_2_15(config) }
 }
