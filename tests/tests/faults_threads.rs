@@ -138,7 +138,7 @@ fn emptying_the_cache_beside_threads_that_allocate_corrupts_nothing() {
             }
             scope.spawn(|| {
                 for i in 0..200 {
-                    drop(if i % 2 == 0 { lab.allocator.trim().unwrap() } else { lab.allocator.empty_cache().unwrap() });
+                    let _trimmed = if i % 2 == 0 { lab.allocator.trim().unwrap() } else { lab.allocator.empty_cache().unwrap() };
                 }
             });
         });
@@ -301,8 +301,8 @@ fn an_address_is_never_handed_out_while_it_is_live() {
             x ^= x << 13;
             x ^= x >> 7;
             x ^= x << 17;
-            if x % 3 == 0 && !live.is_empty() {
-                live.swap_remove((x >> 8) as usize % live.len());
+            if x.is_multiple_of(3) && !live.is_empty() {
+                drop(live.swap_remove((x >> 8) as usize % live.len()));
                 continue;
             }
             let Ok(block) = lab.allocator.alloc(1 + (x >> 16) % (4 * MIB), &lab.stream(1 + x % 3)) else {

@@ -56,11 +56,7 @@ fn g1_basics() {
     );
     assert_eq!(
         b.blocks_at(0x20_0000),
-        [
-            (1_049_088, 1_048_577, ActiveAllocated),
-            (10_485_760, 10_485_759, ActiveAllocated),
-            (9_436_672, 0, Inactive)
-        ]
+        [(1_049_088, 1_048_577, ActiveAllocated), (10_485_760, 10_485_759, ActiveAllocated), (9_436_672, 0, Inactive)]
     );
     assert_eq!(b.blocks_at(0x2c0_0000), [(12_583_424, 12_582_913, ActiveAllocated), (2_096_640, 0, Inactive)]);
 
@@ -83,7 +79,7 @@ fn tie_break(policy: Policy, falling: bool) -> (Vec<u64>, Vec<u64>) {
         b.driver.place_falling();
     }
     let segments: Vec<u64> = (1..=3).map(|id| b.m(id, 20_971_520, 0)).collect();
-    [2, 1, 3].map(|id| b.f(id));
+    [2, 1, 3].into_iter().for_each(|id| b.f(id));
     let served = vec![b.m(4, 20_971_520, 0), b.m(5, 20_971_520, 0), b.m(6, 1_500_000, 0), b.m(7, 1_500_000, 0)];
     (segments, served)
 }

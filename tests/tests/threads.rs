@@ -171,10 +171,18 @@ fn with_trims_limits_and_statistics_from_other_threads() {
                 scope.spawn(move || work(yard, thread, |draw| 1 + draw.next(6), 2_000, |_| ()));
             }
             let allocator = &yard.lab.allocator;
-            scope.spawn(|| (0..800).for_each(|_| drop(allocator.trim().unwrap())));
-            scope.spawn(|| (0..300).for_each(|_| drop(allocator.empty_cache().unwrap())));
             scope.spawn(|| {
-                (0..200).for_each(|n: u64| allocator.set_memory_limit((n % 2 == 0).then_some(200 * MIB)));
+                (0..800).for_each(|_| {
+                    allocator.trim().unwrap();
+                })
+            });
+            scope.spawn(|| {
+                (0..300).for_each(|_| {
+                    allocator.empty_cache().unwrap();
+                })
+            });
+            scope.spawn(|| {
+                (0..200).for_each(|n: u64| allocator.set_memory_limit(n.is_multiple_of(2).then_some(200 * MIB)));
                 allocator.set_memory_limit(None);
             });
             scope.spawn(|| {
@@ -258,7 +266,10 @@ fn streams_that_come_and_go_while_others_work() {
                 });
             }
         });
-        assert!(yard.lab.allocator.state().streams.len() <= 2 * THREADS as usize, "streams that are gone are forgotten");
+        assert!(
+            yard.lab.allocator.state().streams.len() <= 2 * THREADS as usize,
+            "streams that are gone are forgotten"
+        );
         yard.end();
     }
 }

@@ -81,7 +81,8 @@ impl Hooks {
     pub(crate) fn tidy(&self, wait: bool) -> bool {
         let janitors: Vec<_> = self.lists.lock().janitors.iter().map(|(_, j)| Arc::clone(j)).collect();
         assert_unlocked();
-        janitors.iter().fold(false, |any, tidy| tidy(wait) || any)
+        // Every one is called: each may hold what the others do not.
+        janitors.iter().filter(|tidy| tidy(wait)).count() > 0
     }
 
     pub(crate) fn remove(&self, id: HookId) -> bool {
@@ -95,12 +96,12 @@ impl Hooks {
         count(&lists) < before
     }
 
-    /// Calls every reclaimer until one says that it freed something.
+    /// Calls every reclaimer; whether any freed something.
     pub(crate) fn reclaim(&self, bytes: u64) -> bool {
         let reclaimers: Vec<_> = self.lists.lock().reclaimers.iter().map(|(.., r)| Arc::clone(r)).collect();
         assert_unlocked();
-        // All of them, as in PyTorch: each may hold what the others do not.
-        reclaimers.iter().fold(false, |any, reclaim| reclaim(bytes) || any)
+        // All of them, as in PyTorch.
+        reclaimers.iter().filter(|reclaim| reclaim(bytes)).count() > 0
     }
 
     pub(crate) fn out_of_memory(&self, report: &OutOfMemory) {

@@ -1,4 +1,5 @@
 //! A forecast is what the replay then takes, to the byte.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a panic in a test is its report")]
 
 use std::path::Path;
 

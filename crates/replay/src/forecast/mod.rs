@@ -116,6 +116,13 @@ pub enum ForecastError {
 
 type Block = Allocation<SimDevice>;
 
+/// A capture on the bench: its graph, what is live of it, and where its requests lie.
+struct Captured {
+    graph: Graph<SimDevice>,
+    outputs: Vec<Block>,
+    places: Vec<Place>,
+}
+
 /// A bench to capture on.
 struct Laboratory {
     device: Arc<SimDevice>,
@@ -143,7 +150,7 @@ impl Laboratory {
         number: usize,
         graph: &GraphRequests,
         pool: PoolId,
-    ) -> Result<(Graph<SimDevice>, Vec<Block>, Vec<Place>), ForecastError> {
+    ) -> Result<Captured, ForecastError> {
         let failed = |error| ForecastError::Capture { graph: number, error };
         let wrong = |request, block, what| ForecastError::Block { graph: number, request, block, what };
         let capture = self.captures.begin(&self.stream, CaptureOptions::new().with_pool(pool)).map_err(failed)?;
@@ -166,11 +173,11 @@ impl Laboratory {
         let touch = Kernel::Fill { dst: self.touched.address(), bytes: 4, value: 0 };
         self.device.launch(self.stream.handle(), touch)?;
         let ended = capture.end().map_err(failed)?;
-        let mut outputs: Vec<(u64, Block)> = live.into_iter().collect();
+        let mut live: Vec<(u64, Block)> = live.into_iter().collect();
         // In a fixed order: places must not depend on a hash.
-        outputs.sort_by_key(|(block, _)| *block);
-        let outputs = if graph.drops_outputs { Vec::new() } else { outputs.into_iter().map(|(_, b)| b).collect() };
-        Ok((ended, outputs, places))
+        live.sort_by_key(|(block, _)| *block);
+        let outputs = if graph.drops_outputs { Vec::new() } else { live.into_iter().map(|(_, b)| b).collect() };
+        Ok(Captured { graph: ended, outputs, places })
     }
 }
 
@@ -187,7 +194,7 @@ pub fn forecast(graphs: &[GraphRequests], config: &Config, capacity: u64) -> Res
     for (number, graph) in graphs.iter().enumerate() {
         // User ids, so that the caller's 0 is not the default pool.
         let pool = PoolId(0, graph.pool.wrapping_add(1));
-        let (captured, live, at) = laboratory.capture(number, graph, pool)?;
+        let captured = laboratory.capture(number, graph, pool)?;
         let stats = laboratory.allocator.pool_stats(pool)?;
         let alone = alone(number, graph, config, capacity)?;
         let entry = pools.entry(graph.pool).or_insert(PoolForecast {
@@ -201,9 +208,9 @@ pub fn forecast(graphs: &[GraphRequests], config: &Config, capacity: u64) -> Res
         entry.peak_allocated = stats.allocated_bytes.all.peak.max(0) as u64;
         entry.graphs += 1;
         entry.largest_alone = entry.largest_alone.max(alone);
-        kept.push(captured);
-        outputs.extend(live);
-        places.push(at);
+        kept.push(captured.graph);
+        outputs.extend(captured.outputs);
+        places.push(captured.places);
     }
     let reserved = laboratory.allocator.stats().reserved_bytes.all.peak - before;
     Ok(Forecast { peak_reserved: reserved.max(0) as u64, pools: pools.into_values().collect(), places })
