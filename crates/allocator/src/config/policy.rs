@@ -1,5 +1,7 @@
 //! The policies by name. What a policy decides is not here: the allocator asks its own policy module.
 
+use gpupool_device::DeviceProperties;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -19,6 +21,12 @@ pub enum Policy {
 }
 
 impl Policy {
+    /// The policy for a device when nobody says otherwise.
+    #[must_use]
+    pub const fn default_for(_device: &DeviceProperties) -> Self {
+        Self::Segments
+    }
+
     /// Every policy of this version.
     pub const ALL: &'static [Self] = &[Self::Segments, Self::Torch215, Self::Torch211];
 
