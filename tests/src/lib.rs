@@ -2,8 +2,6 @@
 //! simulated device that is watched, and a lab around it; a machine that does any operation and checks everything after it; a bench for
 //! captures and graphs.
 #![forbid(unsafe_code)]
-// A panic here is a test's report.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod bench;
 pub mod fake;

@@ -152,7 +152,8 @@ fn matrix(config: Config) -> u64 {
     let mut struck = 0;
     for (name, ops) in scenarios() {
         for call in ALLOCATOR_CALLS {
-            for (code, allocator_first) in [(code::UNKNOWN, false), (code::UNKNOWN, true), (code::OUT_OF_MEMORY, false)] {
+            for (code, allocator_first) in [(code::UNKNOWN, false), (code::UNKNOWN, true), (code::OUT_OF_MEMORY, false)]
+            {
                 if code == code::OUT_OF_MEMORY && !MAY_RUN_OUT.contains(call) {
                     continue;
                 }

@@ -355,9 +355,15 @@ fn memory_of_a_threads_default_stream_serves_others_once_it_was_retired_there() 
         assert_eq!(device.memory_in_use(), 0);
 
         let stream = on_another_thread(false);
-        assert!(matches!(allocator.retire_stream(&stream), Err(AllocError::Driver(e)) if e.code == code::INVALID_CONTEXT));
+        assert!(
+            matches!(allocator.retire_stream(&stream), Err(AllocError::Driver(e)) if e.code == code::INVALID_CONTEXT)
+        );
         let trimmed = allocator.trim().unwrap();
-        assert_eq!((trimmed.released_bytes, trimmed.busy_bytes), (0, 600 * MIB), "nobody here knows whether it is done");
+        assert_eq!(
+            (trimmed.released_bytes, trimmed.busy_bytes),
+            (0, 600 * MIB),
+            "nobody here knows whether it is done"
+        );
         let after = allocator.alloc(900 * MIB, &mine);
         // A plain free waits for the whole device; a handle must stay.
         assert_eq!(after.is_ok(), backing == Backing::Plain, "{backing:?}");

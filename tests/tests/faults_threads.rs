@@ -138,7 +138,8 @@ fn emptying_the_cache_beside_threads_that_allocate_corrupts_nothing() {
             }
             scope.spawn(|| {
                 for i in 0..200 {
-                    let _trimmed = if i % 2 == 0 { lab.allocator.trim().unwrap() } else { lab.allocator.empty_cache().unwrap() };
+                    let _trimmed =
+                        if i % 2 == 0 { lab.allocator.trim().unwrap() } else { lab.allocator.empty_cache().unwrap() };
                 }
             });
         });

@@ -92,8 +92,14 @@ fn the_text_says_what_the_limit_is_and_who_set_it() {
     let later = Lab::new(Backing::Virtual, 1_000);
     later.allocator.set_memory_fraction(0.25).unwrap();
     let cases = [
-        (Lab::with(segments(Backing::Virtual).with_memory_limit(200 * MIB), 1_000), "200.00 MiB (set by the configuration)"),
-        (Lab::with(segments(Backing::Virtual).with_memory_fraction(0.5), 1_000), "500.00 MiB (set by the memory fraction)"),
+        (
+            Lab::with(segments(Backing::Virtual).with_memory_limit(200 * MIB), 1_000),
+            "200.00 MiB (set by the configuration)",
+        ),
+        (
+            Lab::with(segments(Backing::Virtual).with_memory_fraction(0.5), 1_000),
+            "500.00 MiB (set by the memory fraction)",
+        ),
         (user, "300.00 MiB (set by a call)"),
         (later, "250.00 MiB (set by the memory fraction)"),
     ];
@@ -205,7 +211,9 @@ fn in_pool<T>(lab: &Lab, pool: PoolId, work: impl FnOnce() -> T) -> T {
 
 #[test]
 fn releasing_pools_is_advised_only_where_they_keep_enough() {
-    for (backing, kept, advised) in [(Backing::Virtual, 400, true), (Backing::Plain, 400, true), (Backing::Virtual, 20, false)] {
+    for (backing, kept, advised) in
+        [(Backing::Virtual, 400, true), (Backing::Plain, 400, true), (Backing::Virtual, 20, false)]
+    {
         let lab = Lab::new(backing, 1_000);
         let pool = PoolId::fresh();
         lab.allocator.create_pool(pool).unwrap();
@@ -253,7 +261,9 @@ fn pending_under_a_capture() -> (Allocator<FakeDriver>, Arc<FakeDriver>, OutOfMe
     x.record_stream(&s2).unwrap();
     driver.begin_capture(0x20, 7);
     x.free().unwrap();
-    let Err(AllocError::OutOfMemory(report)) = allocator.alloc(500 * MIB, &s1) else { panic!("it must wait for stream 2") };
+    let Err(AllocError::OutOfMemory(report)) = allocator.alloc(500 * MIB, &s1) else {
+        panic!("it must wait for stream 2")
+    };
     (allocator, driver, *report)
 }
 
@@ -319,7 +329,10 @@ fn sizes_that_nobody_means_are_refused_at_once() {
         }
         // The largest that is taken for meant.
         let error = lab.try_bytes(1, (1 << 60) - 1).unwrap_err();
-        assert!(matches!(error, AllocError::OutOfMemory(ref report) if report.advice == [Advice::LargerThanDevice]), "{error}");
+        assert!(
+            matches!(error, AllocError::OutOfMemory(ref report) if report.advice == [Advice::LargerThanDevice]),
+            "{error}"
+        );
         lab.done();
     }
 }
