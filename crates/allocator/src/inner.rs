@@ -290,6 +290,8 @@ impl<D: Device> Inner<D> {
             if self.shared.registry.is_drawn_from_beside(session, id) {
                 return Err(AllocError::PoolInCapture { pool: id });
             }
+            // The session holds the pool on some device; that it was forgotten on this one, where nobody held it, ends nothing.
+            self.pools.lock().gone.remove(&id);
             self.take_pool(id, None)?;
             let pool = self.pools.get(id)?;
             if let Some(hold) = self.hold(&pool) {

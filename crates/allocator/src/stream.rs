@@ -293,6 +293,12 @@ impl<D: Device> WorkMark<D> {
         self.core.id
     }
 
+    /// Whether it is on this very stream.
+    #[must_use]
+    pub fn is_on(&self, stream: &Stream<D>) -> bool {
+        Arc::ptr_eq(&self.core, &stream.core)
+    }
+
     /// Whether it is known to be done. One load; asks nobody.
     #[must_use]
     pub fn is_known_done(&self) -> bool {
@@ -329,34 +335,43 @@ impl<D: Device> WorkMark<D> {
     ///
     /// # Errors
     ///
-    /// The driver's; `CAPTURE_UNSUPPORTED` when no event can be recorded because the mark's stream is capturing.
+    /// The driver's; `CAPTURE_UNSUPPORTED` when no event can be recorded because the mark's stream is capturing, `INVALID_CONTEXT` when
+    /// it is another thread's own default stream.
     pub fn order_before(&self, stream: &Stream<D>) -> DriverResult<bool> {
-        if self.core.id == stream.core.id || self.core.is_done(self.mark) {
+        if self.is_on(stream) || self.core.is_done(self.mark) {
             return Ok(false);
         }
-        let driver = &self.shared.driver;
-        // An event that covers the mark may be out of the queue for a moment, while another thread asks whether it is complete. Then a
-        // fresh one covers it too.
-        let mut fresh = !self.core.is_closed(self.mark);
+        let (driver, waiter) = (&self.shared.driver, &stream.arena.shared.driver);
         loop {
-            if fresh && !self.shared.mark_unless_capturing(&self.core)? {
-                return Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED));
+            if let Some((newest, event)) = self.core.newest_event()
+                && newest >= self.mark
+            {
+                waiter.stream_wait_event(stream.core.handle, event)?;
+                return Ok(true);
             }
-            self.core.poll(driver);
             if self.core.is_done(self.mark) {
                 return Ok(false);
             }
-            match self.core.newest_event() {
-                Some((newest, event)) if newest >= self.mark => {
-                    driver.stream_wait_event(stream.core.handle, event)?;
-                    return Ok(true);
-                }
-                // A retired stream's last event is the only one there is.
-                _ if self.core.is_retired() => crate::sync::yield_now(),
-                _ => {}
+            let reachable = self.core.is_reachable();
+            if !self.core.is_retired() && (reachable || !self.core.is_closed(self.mark)) {
+                break;
             }
-            fresh = true;
+            // The only event there can be is out of the queue: another thread asks whether it is complete.
+            crate::sync::yield_now();
         }
+        if !self.core.is_reachable() {
+            return Err(DriverError::new(Call::EventRecord, code::INVALID_CONTEXT));
+        }
+        if driver.capture_status(self.core.handle)?.is_capturing() {
+            return Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED));
+        }
+        // A wait means what the event was recorded for when the wait was submitted. So the event is free again at once, and there is
+        // nothing to ask about later.
+        let event = driver.event()?;
+        let recorded = driver.event_record(event, self.core.handle);
+        let ordered = recorded.and_then(|()| waiter.stream_wait_event(stream.core.handle, event));
+        driver.recycle(event);
+        ordered.map(|()| true)
     }
 }
 

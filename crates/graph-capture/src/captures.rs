@@ -12,7 +12,7 @@ use crate::capture::{Capture, end_of_capture};
 use crate::error::CaptureError;
 use crate::graph::Graph;
 use crate::guarded::Guarded;
-use crate::reaper::Reaper;
+use crate::reaper::{Reaper, Reapers};
 use crate::runs::RunsTable;
 
 /// Which pool a capture draws from.
@@ -87,7 +87,7 @@ impl CaptureOptions {
 pub(crate) struct CapturesInner<D: GraphDevice> {
     pub(crate) device: Arc<D>,
     pub(crate) reaper: Arc<Reaper<D>>,
-    pub(crate) runs: RunsTable<D>,
+    pub(crate) runs: Arc<RunsTable<D>>,
 }
 
 /// The captures of an allocator. Cheap to clone; make one for each allocator. It keeps the allocator.
@@ -126,9 +126,13 @@ impl<D: GraphDevice> Captures<D> {
     pub fn new(allocator: &Allocator<D>) -> Self {
         let device = Arc::clone(allocator.device());
         let reaper = Arc::new(Reaper::new(Arc::clone(&device), Arc::clone(allocator.capture_registry())));
-        let tidied = Arc::clone(&reaper);
-        allocator.add_janitor(Arc::new(move |wait| tidied.tidy(wait)));
-        Self { inner: Arc::new(CapturesInner { device, reaper, runs: RunsTable::new() }), allocator: allocator.clone() }
+        let all: Arc<Reapers<D>> = allocator.capture_registry().shared();
+        all.add(&reaper);
+        // The allocator keeps its own queue; those of other devices may hold memory of this one.
+        let own = Arc::clone(&reaper);
+        allocator.add_janitor(Arc::new(move |wait| own.tidy(wait) | all.tidy(wait)));
+        let runs = allocator.capture_registry().shared();
+        Self { inner: Arc::new(CapturesInner { device, reaper, runs }), allocator: allocator.clone() }
     }
 
     /// The allocator.

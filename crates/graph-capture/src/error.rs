@@ -72,6 +72,16 @@ pub enum LaunchError {
         /// Where.
         stream: StreamId,
     },
+    /// The stream is capturing: a graph that was launched there would become part of another one, which does not hold its pools.
+    #[error(
+        "graph {graph} cannot be launched on stream {stream}, which is capturing: the captured graph would not hold its pools"
+    )]
+    StreamIsCapturing {
+        /// The graph.
+        graph: GraphId,
+        /// The stream.
+        stream: StreamId,
+    },
     /// The launch should wait for a graph of its pool that ran on a stream which is capturing now: no event can be recorded there.
     #[error("the launch must wait for graph {running} on stream {stream}, which is capturing: end that capture first")]
     CannotOrder {

@@ -79,8 +79,8 @@ pub struct Launched<D: GraphDevice> {
 /// What is known of the pools since the last look for held blocks.
 #[derive(Default)]
 struct Checked {
-    /// For each pool: its version, and how many captures it had seen.
-    pools: Vec<((i64, i64), u64)>,
+    /// For each pool: its version, how many captures it had seen, and what was found.
+    pools: Vec<((i64, i64), u64, Vec<Overwrite>)>,
 }
 
 /// A graph that can be launched. Dropping it neither waits nor fails: what a launch under way needs stays until it has finished.
@@ -153,6 +153,9 @@ impl<D: GraphDevice> Executable<D> {
             )
             .into());
         };
+        if self.tidier.0.is_capturing(stream.handle())? {
+            return Err(LaunchError::StreamIsCapturing { graph: graph.id, stream: stream.id() });
+        }
         let first = !self.launched.load(Ordering::Acquire);
         self.check_inputs(graph, options.inputs, first)?;
         // From here to the end the runs of all pools are ours: check and launch are one step.
@@ -200,27 +203,28 @@ impl<D: GraphDevice> Executable<D> {
         let mut checked = self.checked.lock();
         for (at, (pool, state)) in graph.pools.iter().zip(runs).enumerate() {
             let now = (pool.hold.version(), state.captures);
-            let looks = match checked.pools.get(at) {
-                None => true,
-                Some(before) if check == OutputCheck::FirstOfPair => before.1 != now.1,
-                Some(before) => *before != now,
-            };
-            if !looks {
-                continue;
+            match checked.pools.get(at) {
+                Some(before) if check == OutputCheck::FirstOfPair && before.1 == now.1 => continue,
+                // Nothing was handed out or freed since: what was found then is still so.
+                Some(before) if check != OutputCheck::FirstOfPair && (before.0, before.1) == now => {
+                    out.extend_from_slice(&before.2);
+                    continue;
+                }
+                _ => {}
             }
-            out.extend(overwritten(pool));
+            let found = overwritten(pool);
+            out.extend_from_slice(&found);
+            let seen = (now.0, now.1, found);
             if at < checked.pools.len() {
-                checked.pools[at] = now;
+                checked.pools[at] = seen;
             } else {
-                checked.pools.push(now);
+                checked.pools.push(seen);
             }
         }
         if let Some(first) = out.first() {
             let count = out.len();
             tracing::warn!(graph = %graph.id, count, first = ?first.block.range, "a launch overwrites blocks that are still held");
             if check == OutputCheck::Refuse {
-                // Looked at again at the next launch.
-                checked.pools.clear();
                 return Err(LaunchError::WouldOverwrite { count, first: first.block.range });
             }
         }
@@ -243,7 +247,7 @@ fn order<D: GraphDevice>(
     sharing: Sharing,
 ) -> Result<bool, LaunchError> {
     let Some(last) = &state.last else { return Ok(false) };
-    if last.mark.stream() == stream.id() || last.mark.is_known_done() {
+    if last.mark.is_on(stream) || last.mark.is_known_done() {
         return Ok(false);
     }
     match sharing {

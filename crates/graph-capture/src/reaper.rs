@@ -3,10 +3,12 @@
 //!
 //! The allocator calls [`Reaper::tidy`] before it gives memory back or waits for some; so does every begin, end and drop.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use gpupool_allocator::{Allocation, CaptureRegistry, PoolHold, WorkMark};
-use gpupool_device::{DriverError, ExecHandle, GraphDevice, GraphHandle, with_relaxed_capture};
+use gpupool_device::{
+    DriverError, DriverResult, ExecHandle, GraphDevice, GraphHandle, StreamHandle, with_relaxed_capture,
+};
 
 use crate::graph::GraphInner;
 use crate::sync::Mutex;
@@ -68,6 +70,11 @@ impl<D: GraphDevice> Reaper<D> {
         self.queue.lock().push(remains);
     }
 
+    /// Whether a capture that we know of may be under way on a stream. Asks the driver only while a session is open.
+    pub(crate) fn is_capturing(&self, stream: StreamHandle) -> DriverResult<bool> {
+        Ok(!self.registry.is_quiet() && self.device.capture_status(stream)?.is_capturing())
+    }
+
     /// How much is queued.
     pub(crate) fn len(&self) -> usize {
         self.queue.lock().len()
@@ -103,6 +110,29 @@ impl<D: GraphDevice> Reaper<D> {
                 return any;
             }
         }
+    }
+}
+
+/// The queues of all who share a registry: a graph of one device may hold memory of another.
+pub(crate) struct Reapers<D: GraphDevice>(Mutex<Vec<Weak<Reaper<D>>>>);
+
+impl<D: GraphDevice> Default for Reapers<D> {
+    fn default() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+}
+
+impl<D: GraphDevice> Reapers<D> {
+    pub(crate) fn add(&self, reaper: &Arc<Reaper<D>>) {
+        let mut all = self.0.lock();
+        all.retain(|r| r.strong_count() > 0);
+        all.push(Arc::downgrade(reaper));
+    }
+
+    /// As [`Reaper::tidy`], for all of them.
+    pub(crate) fn tidy(&self, wait: bool) -> bool {
+        let all: Vec<_> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
+        all.iter().filter(|reaper| reaper.tidy(wait)).count() > 0
     }
 }
 

@@ -27,7 +27,7 @@ pub enum OutputCheck {
     /// At the first launch after another capture into one of its pools.
     #[default]
     FirstOfPair,
-    /// Whenever a block of one of its pools was handed out or freed since the last launch.
+    /// At every launch. It costs little where no block of its pools was handed out or freed since the last one.
     Always,
     /// As `Always`, and the launch is refused if there are any.
     Refuse,
@@ -72,16 +72,22 @@ impl<D: Device> PoolRuns<D> {
     }
 }
 
-/// The runs of all pools that a graph holds, by allocator and pool: the order they are locked in.
+/// Runs by allocator and pool.
+type Known<D> = HashMap<(u64, PoolId), Weak<PoolRuns<D>>>;
+
+/// The runs of all pools that a graph holds, by allocator and pool: the order they are locked in. One for all who share a registry of
+/// captures: whoever captured a graph, and on whichever device, its pools' runs are known.
 pub(crate) struct RunsTable<D: Device> {
-    pools: Mutex<HashMap<(u64, PoolId), Weak<PoolRuns<D>>>>,
+    pools: Mutex<Known<D>>,
+}
+
+impl<D: Device> Default for RunsTable<D> {
+    fn default() -> Self {
+        Self { pools: Mutex::new(HashMap::new()) }
+    }
 }
 
 impl<D: Device> RunsTable<D> {
-    pub(crate) fn new() -> Self {
-        Self { pools: Mutex::new(HashMap::new()) }
-    }
-
     /// The runs of a pool; the same for every graph that holds it.
     pub(crate) fn of(&self, allocator: u64, pool: PoolId) -> Arc<PoolRuns<D>> {
         let mut pools = self.pools.lock();

@@ -50,6 +50,19 @@ impl<D: Device> Arena<D> {
 }
 
 impl<D: Device> Inner<D> {
+    /// Drops the sets of captures that are over. (Where captures are not the registry's, the end of a scope drops them.)
+    fn forget_ended_captures(&self) {
+        let registry = &self.shared.registry;
+        if registry.is_quiet() {
+            return;
+        }
+        let kept: Vec<CaptureId> = self.reach.lock().sets.keys().map(|(capture, _)| *capture).collect();
+        let over: Vec<CaptureId> = kept.into_iter().filter(|id| registry.pool_of(*id).is_none()).collect();
+        if !over.is_empty() {
+            self.reach.lock().sets.retain(|(capture, _), _| !over.contains(capture));
+        }
+    }
+
     /// Frees the deferred blocks of the request's stream whose recorded uses all lie before its frontier.
     /// Returns how many. Each node of the graph is visited once in a capture.
     pub(crate) fn reuse_in_capture(&self, request: &Request<D>) -> Result<usize, AllocError> {
@@ -60,7 +73,11 @@ impl<D: Device> Inner<D> {
         let Some(frontier) = device.capture_frontier(request.core.handle)? else { return Ok(0) };
         let key = (frontier.id, request.core.id);
         // Taken out while the driver is asked, so that no lock is held.
-        let mut reached = self.reach.lock().sets.remove(&key).unwrap_or_default();
+        let known = self.reach.lock().sets.remove(&key);
+        if known.is_none() {
+            self.forget_ended_captures();
+        }
+        let mut reached = known.unwrap_or_default();
         let mut to_visit = frontier.nodes;
         while let Some(node) = to_visit.pop() {
             if reached.insert(node) {

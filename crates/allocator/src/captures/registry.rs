@@ -10,6 +10,7 @@
 //! * **R4** While no session is open, an allocation asks the driver nothing about captures.
 
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::any::Any;
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
@@ -76,12 +77,15 @@ pub struct CaptureRegistry {
     /// How many sessions were closed.
     closed: AtomicU64,
     sessions: Mutex<Sessions>,
+    /// What crates above keep here, by type.
+    kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Default for CaptureRegistry {
     fn default() -> Self {
         let sessions = Mutex::new(Rank::Leaf, Sessions::default());
-        Self { open: AtomicUsize::new(0), closed: AtomicU64::new(0), sessions }
+        let kept = Mutex::new(Rank::Leaf, Vec::new());
+        Self { open: AtomicUsize::new(0), closed: AtomicU64::new(0), sessions, kept }
     }
 }
 
@@ -91,6 +95,18 @@ impl CaptureRegistry {
     pub fn global() -> Arc<Self> {
         static GLOBAL: OnceLock<Arc<CaptureRegistry>> = OnceLock::new();
         Arc::clone(GLOBAL.get_or_init(Arc::default))
+    }
+
+    /// The registry's one value of a type: for what a crate above must share between all who share the registry.
+    #[must_use]
+    pub fn shared<T: Any + Send + Sync + Default>(&self) -> Arc<T> {
+        let mut kept = self.kept.lock();
+        if let Some(known) = kept.iter().find_map(|k| Arc::clone(k).downcast().ok()) {
+            return known;
+        }
+        let new = Arc::new(T::default());
+        kept.push(Arc::clone(&new) as Arc<dyn Any + Send + Sync>);
+        new
     }
 
     fn open(&self, stream: Option<(u32, StreamHandle)>, id: Option<CaptureId>, pool: PoolId) -> SessionKey {
@@ -158,6 +174,12 @@ impl CaptureRegistry {
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.open.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether a capture was begun on this stream, by a session that is open.
+    pub(crate) fn captures_on(&self, device: u32, stream: StreamHandle) -> bool {
+        let on = |s: &Session| s.id.is_some() && s.stream == Some((device, stream));
+        !self.is_quiet() && self.sessions.lock().open.iter().any(on)
     }
 
     /// The pool of a capture.
