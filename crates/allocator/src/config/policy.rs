@@ -1,9 +1,9 @@
 //! The policies by name. What a policy decides is not here: the allocator asks its own policy module.
 
-use gpupool_device::DeviceProperties;
-
 use std::fmt;
 use std::str::FromStr;
+
+use gpupool_device::DeviceProperties;
 
 use super::{ConfigError, excerpt};
 
