@@ -1,7 +1,10 @@
 //! What a user registers with an allocator: observers of running out, and reclaimers that can help.
 //!
-//! All are called with no lock held, so they may allocate, free and register others. A reclaimer is called at most once a request.
+//! All are called with no lock held, so they may allocate, free and register others. A reclaimer is called at most once a request; what a
+//! reclaimer or observer requests itself asks no reclaimer and tells no observer. One that owns a clone of its allocator keeps that
+//! allocator alive until it is removed.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use crate::oom::OutOfMemory;
@@ -36,6 +39,26 @@ impl Lists {
         self.next += 1;
         HookId(self.next)
     }
+}
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls reclaimers or observers, unless this thread is inside one: what a request of theirs finds out is their own affair, and they
+/// would call themselves for ever.
+fn unless_inside<T>(call: impl FnOnce() -> T) -> Option<T> {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            INSIDE.set(false);
+        }
+    }
+    if INSIDE.replace(true) {
+        return None;
+    }
+    let _leave = Leave;
+    Some(call())
 }
 
 /// The registered hooks.
@@ -101,18 +124,19 @@ impl Hooks {
         let reclaimers: Vec<_> = self.lists.lock().reclaimers.iter().map(|(.., r)| Arc::clone(r)).collect();
         assert_unlocked();
         // All of them, as in PyTorch.
-        reclaimers.iter().filter(|reclaim| reclaim(bytes)).count() > 0
+        let all = || reclaimers.iter().filter(|reclaim| reclaim(bytes)).count() > 0;
+        unless_inside(all).unwrap_or(false)
     }
 
     pub(crate) fn out_of_memory(&self, report: &OutOfMemory) {
         let observers: Vec<_> = self.lists.lock().oom.iter().map(|(_, o)| Arc::clone(o)).collect();
         assert_unlocked();
-        observers.iter().for_each(|observe| observe(report));
+        unless_inside(|| observers.iter().for_each(|observe| observe(report)));
     }
 
     pub(crate) fn rejected(&self, segment: u64, held: u64, total: u64) {
         let observers: Vec<_> = self.lists.lock().rejection.iter().map(|(_, o)| Arc::clone(o)).collect();
         assert_unlocked();
-        observers.iter().for_each(|observe| observe(segment, held, total));
+        unless_inside(|| observers.iter().for_each(|observe| observe(segment, held, total)));
     }
 }
