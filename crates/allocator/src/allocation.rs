@@ -157,10 +157,10 @@ impl<D: Device> Allocation<D> {
                 FreeError::NotLive { .. } => not_live,
                 other => other,
             }),
-            Some(Owner::Direct(shared)) => shared.driver.mem_free(self.address).map_err(|e| {
-                tracing::warn!(address = %self.address, error = %e, "memory was not given back");
-                not_live
-            }),
+            Some(Owner::Direct(shared)) => {
+                shared.free_direct(self.address);
+                Ok(())
+            }
         }
     }
 }

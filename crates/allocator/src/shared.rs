@@ -180,6 +180,14 @@ impl<D: Device> Shared<D> {
         }
     }
 
+    /// Frees an allocation that was made for one request. What the driver does not take is tried again later.
+    pub(crate) fn free_direct(&self, address: Address) {
+        if let Err(e) = self.driver.mem_free(address) {
+            tracing::warn!(%address, error = %e, "memory was not given back; it is tried again");
+            self.strand(Stranded { plain: Some(address), ..Stranded::default() });
+        }
+    }
+
     fn strand(&self, piece: Stranded) {
         self.stranded.lock().push(piece);
     }
