@@ -330,7 +330,7 @@ impl<D: Device> Allocator<D> {
             .arenas()
             .iter()
             .filter(|a| a.holds_default)
-            .flat_map(|a| a.idle_segments(|_| true))
+            .flat_map(|a| a.idle_segments(|lane| a.is_default_slot(lane.slot)))
             .map(|i| i.bytes)
             .sum();
         let free = self.inner.shared.driver.mem_info()?.free.saturating_add(idle);
