@@ -98,6 +98,8 @@ pub enum Op {
     ResetPeaks,
     /// Sets cumulative figures to zero.
     ResetAccumulated,
+    /// Asks how much could still be had, and takes it in one piece.
+    TakeAll(u8),
 }
 
 /// A live block and what the model knows of it.
@@ -295,6 +297,7 @@ impl Machine {
                 self.lab.allocator.set_memory_fraction(fraction).map_err(|e| e.to_string())
             }
             Op::Retire(stream) => self.retire(stream),
+            Op::TakeAll(stream) => self.take_all(stream),
             _ => self.apply_to_pools(op),
         }
     }
@@ -553,6 +556,36 @@ impl Machine {
         let room = self.lab.allocator.memory_limit().map_or(capacity, |l| l.bytes.min(capacity));
         ensure(pinned + nominal > room, || {
             format!("out of memory for {bytes} bytes, with {pinned} of {room} pinned: giving back the rest makes room")
+        })
+    }
+
+    /// What is said to be available must be had, if it is asked for as one segment.
+    fn take_all(&mut self, number: u8) -> Result<(), String> {
+        let available = match self.lab.allocator.available() {
+            Ok(available) => available,
+            Err(AllocError::Driver(_)) if self.faulty => return Ok(()),
+            Err(e) => return Err(e.to_string()),
+        };
+        let capacity = self.lab.device.properties().total_memory;
+        ensure(available <= capacity, || format!("{available} bytes are available of {capacity}"))?;
+        let bytes = available / (2 * MIB) * (2 * MIB);
+        let exact = self.config().rounding().round(bytes) == bytes && !self.config().reject_over_fraction();
+        // A scope that takes it elsewhere, or a share of the cache that PyTorch does not give back in it.
+        // Cached memory above a limit serves what fits its segments, but not in one piece.
+        let reserved = self.lab.allocator.stats().reserved_bytes.all.current as u64;
+        let above = self.lab.allocator.memory_limit().is_some_and(|l| l.bytes < reserved);
+        if bytes < 10 * MIB
+            || above
+            || !exact
+            || self.expected_pool(number) != PoolId::DEFAULT
+            || !self.reaches_default()
+        {
+            return Ok(());
+        }
+        let before = self.live.len();
+        self.alloc(number, bytes)?;
+        ensure(self.live.len() == before + 1 || self.faulty, || {
+            format!("{available} bytes are available, and {bytes} were not to be had")
         })
     }
 

@@ -88,6 +88,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (n(), n()).prop_map(|(c, s)| Op::Restore(c, s)),
         1 => Just(Op::ResetPeaks),
         1 => Just(Op::ResetAccumulated),
+        1 => n().prop_map(Op::TakeAll),
     ]
 }
 
