@@ -98,7 +98,7 @@ impl<D: Device> Inner<D> {
             return Ok(false);
         }
         let mut found: Vec<(u64, Arc<Arena<D>>, Idle)> = Vec::new();
-        for arena in self.arenas() {
+        for arena in self.default_arenas() {
             if Arc::ptr_eq(&arena, &request.arena) {
                 continue;
             }
@@ -141,7 +141,7 @@ impl<D: Device> Inner<D> {
         if request.pool.is_some() {
             return None;
         }
-        for arena in self.arenas() {
+        for arena in self.default_arenas() {
             let lanes: Vec<_> = {
                 let state = arena.state.lock();
                 let retired = state.lanes.iter().enumerate().filter(|(_, l)| {

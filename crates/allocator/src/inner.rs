@@ -102,6 +102,8 @@ pub(crate) struct Inner<D: Device> {
     pub(crate) shared: Arc<Shared<D>>,
     /// Every arena: those of streams in the default pool, and those of private pools.
     pub(crate) arenas: Mutex<Vec<Arc<Arena<D>>>>,
+    /// Those of them that hold the default pool: an allocation that finds nothing looks at these, and at no private pool's.
+    default_arenas: Mutex<Vec<Arc<Arena<D>>>>,
     /// Under policies with one arena, that one.
     single: Option<Arc<Arena<D>>>,
     pub(crate) pools: PoolTable<D>,
@@ -142,6 +144,7 @@ impl<D: Device> Inner<D> {
         Self {
             id,
             arenas: Mutex::new(Rank::Leaf, single.iter().cloned().collect()),
+            default_arenas: Mutex::new(Rank::Leaf, single.iter().cloned().collect()),
             single,
             shared,
             pools: PoolTable::new(),
@@ -155,6 +158,10 @@ impl<D: Device> Inner<D> {
 
     pub(crate) fn arenas(&self) -> Vec<Arc<Arena<D>>> {
         self.arenas.lock().clone()
+    }
+
+    pub(crate) fn default_arenas(&self) -> Vec<Arc<Arena<D>>> {
+        self.default_arenas.lock().clone()
     }
 
     /// Registers a stream, or returns its registration.
@@ -184,6 +191,7 @@ impl<D: Device> Inner<D> {
         self.shared.context.streams.lock().push(Arc::clone(&stream.core));
         if self.single.is_none() {
             self.arenas.lock().push(Arc::clone(&stream.arena));
+            self.default_arenas.lock().push(Arc::clone(&stream.arena));
         }
         stream
     }
@@ -440,7 +448,7 @@ impl<D: Device> Inner<D> {
 
     /// Forgets the arenas of retired streams that hold nothing any more, and the streams whose last work is done.
     pub(crate) fn forget_retired(&self) {
-        for arena in self.arenas() {
+        for arena in self.default_arenas() {
             let state = arena.state.lock();
             let retired = state.lanes.iter().all(|l| !l.in_use || l.core.is_retired());
             if self.single.is_some() || !arena.holds_default || !retired || !state.segments.is_empty() {
@@ -448,6 +456,7 @@ impl<D: Device> Inner<D> {
             }
             drop(state);
             self.arenas.lock().retain(|a| !Arc::ptr_eq(a, &arena));
+            self.default_arenas.lock().retain(|a| !Arc::ptr_eq(a, &arena));
             self.folded.lock().fold(&arena.counters);
         }
         let streams = self.shared.context.streams.lock().clone();

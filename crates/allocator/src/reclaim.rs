@@ -134,7 +134,7 @@ impl<D: Device> Inner<D> {
         }
         let target = held - threshold;
         let mut candidates: Vec<(Arc<Arena<D>>, Idle, u64)> = Vec::new();
-        for arena in self.arenas().into_iter().filter(|a| a.holds_default) {
+        for arena in self.default_arenas() {
             for idle in arena.idle_of_part(0, Part::Large) {
                 let state = arena.state.lock();
                 let age = (state.slots[0].age[Part::Large.index()] as u32).wrapping_sub(state.blocks[idle.block].age);
@@ -189,7 +189,7 @@ impl<D: Device> Inner<D> {
             return Ok(0);
         }
         let mut found: Vec<(Arc<Arena<D>>, Idle)> = Vec::new();
-        for arena in self.arenas().into_iter().filter(|a| a.holds_default) {
+        for arena in self.default_arenas() {
             let idle = arena.idle_segments(|lane| arena.is_default_slot(lane.slot));
             found.extend(idle.into_iter().map(|i| (Arc::clone(&arena), i)));
         }
@@ -231,7 +231,7 @@ impl<D: Device> Inner<D> {
             arena.release_lanes(|lane| default_or_free(arena, lane, &never_captured), patience, &mut out)?;
         }
         if out.released_bytes == 0 {
-            for arena in self.arenas().into_iter().filter(|a| a.holds_default) {
+            for arena in self.default_arenas() {
                 arena.release_lanes(|lane| arena.is_default_slot(lane.slot), patience, &mut out)?;
             }
         }
@@ -291,7 +291,7 @@ impl<D: Device> Inner<D> {
                 arena.flush_deferred(|_| true);
                 arena.wait_for_pending()?;
             }
-            for arena in self.arenas().into_iter().filter(|a| a.holds_default) {
+            for arena in self.default_arenas() {
                 for part in [Part::Large, Part::Small] {
                     let idle = arena.idle_of_part(0, part);
                     arena.release(&idle, Patience::Everything, &mut out)?;
