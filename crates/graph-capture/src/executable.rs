@@ -76,11 +76,12 @@ pub struct Launched<D: GraphDevice> {
     pub overwrites: Vec<Overwrite>,
 }
 
-/// What is known of the pools since the last look for held blocks.
-#[derive(Default)]
-struct Checked {
-    /// For each pool: its version, how many captures it had seen, and what was found.
-    pools: Vec<((i64, i64), u64, Vec<Overwrite>)>,
+/// What is known of a pool since the last look for held blocks.
+#[derive(Clone)]
+struct Seen {
+    version: (i64, i64),
+    captures: u64,
+    found: Vec<Overwrite>,
 }
 
 /// A graph that can be launched. Dropping it neither waits nor fails: what a launch under way needs stays until it has finished.
@@ -89,7 +90,8 @@ pub struct Executable<D: GraphDevice> {
     exec: ExecHandle,
     last: Mutex<Option<WorkMark<D>>>,
     launched: AtomicBool,
-    checked: Mutex<Checked>,
+    /// For each pool, what the last launch that looked saw.
+    checked: Mutex<Vec<Option<Seen>>>,
     /// After everything else.
     tidier: Tidier<D>,
 }
@@ -107,7 +109,7 @@ impl<D: GraphDevice> Executable<D> {
             exec,
             last: Mutex::new(None),
             launched: AtomicBool::new(false),
-            checked: Mutex::new(Checked::default()),
+            checked: Mutex::new(Vec::new()),
             tidier,
         }
     }
@@ -160,7 +162,7 @@ impl<D: GraphDevice> Executable<D> {
         self.check_inputs(graph, options.inputs, first)?;
         // From here to the end the runs of all pools are ours: check and launch are one step.
         let mut runs: Vec<_> = graph.pools.iter().map(|p| p.runs.lock()).collect();
-        let overwrites = self.check_outputs(graph, options.outputs, &runs)?;
+        let (overwrites, seen) = self.check_outputs(graph, options.outputs, &runs)?;
         let mut waits = false;
         for (pool, state) in graph.pools.iter().zip(&runs) {
             waits |= order(pool, state, stream, options.sharing)?;
@@ -169,6 +171,9 @@ impl<D: GraphDevice> Executable<D> {
         let done = stream.work_so_far();
         for state in &mut runs {
             state.last = Some(LastRun { graph: graph.id, mark: done.clone() });
+        }
+        if let Some(seen) = seen {
+            *self.checked.lock() = seen;
         }
         *self.last.lock() = Some(done.clone());
         self.launched.store(true, Ordering::Release);
@@ -190,36 +195,39 @@ impl<D: GraphDevice> Executable<D> {
         }
     }
 
+    /// The held blocks that a launch overwrites, and what is to be remembered once it is submitted.
     fn check_outputs(
         &self,
         graph: &GraphInner<D>,
         check: OutputCheck,
         runs: &[MutexGuard<'_, PoolRunsState<D>>],
-    ) -> Result<Vec<Overwrite>, LaunchError> {
+    ) -> Result<(Vec<Overwrite>, Option<Vec<Option<Seen>>>), LaunchError> {
         if check == OutputCheck::Off {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), None));
         }
-        let mut out = Vec::new();
-        let mut checked = self.checked.lock();
+        let (mut out, mut news) = (Vec::new(), None);
+        let checked = self.checked.lock();
         for (at, (pool, state)) in graph.pools.iter().zip(runs).enumerate() {
-            let now = (pool.hold.version(), state.captures);
-            match checked.pools.get(at) {
-                Some(before) if check == OutputCheck::FirstOfPair && before.1 == now.1 => continue,
+            let (version, captures) = (pool.hold.version(), state.captures);
+            match checked.get(at).and_then(Option::as_ref) {
+                Some(before) if check == OutputCheck::FirstOfPair && before.captures == captures => continue,
                 // Nothing was handed out or freed since: what was found then is still so.
-                Some(before) if check != OutputCheck::FirstOfPair && (before.0, before.1) == now => {
-                    out.extend_from_slice(&before.2);
+                Some(before)
+                    if check != OutputCheck::FirstOfPair
+                        && (before.version, before.captures) == (version, captures) =>
+                {
+                    out.extend_from_slice(&before.found);
                     continue;
                 }
                 _ => {}
             }
             let found = overwritten(pool);
             out.extend_from_slice(&found);
-            let seen = (now.0, now.1, found);
-            if at < checked.pools.len() {
-                checked.pools[at] = seen;
-            } else {
-                checked.pools.push(seen);
+            let news = news.get_or_insert_with(|| checked.clone());
+            if news.len() <= at {
+                news.resize(at + 1, None);
             }
+            news[at] = Some(Seen { version, captures, found });
         }
         if let Some(first) = out.first() {
             let count = out.len();
@@ -228,7 +236,7 @@ impl<D: GraphDevice> Executable<D> {
                 return Err(LaunchError::WouldOverwrite { count, first: first.block.range });
             }
         }
-        Ok(out)
+        Ok((out, news))
     }
 }
 
