@@ -211,6 +211,8 @@ fn a_capture_costs_a_begin_an_end_and_one_query_and_a_warm_pool_nothing_else() {
         // The capture's id, and the request's.
         (Call::StreamGetCaptureInfo, 2),
         (Call::GraphGetNodes, 1),
+        // What the driver had before and after, for the report.
+        (Call::MemGetInfo, 2),
     ]
     .into();
     assert_eq!(calls, expected);

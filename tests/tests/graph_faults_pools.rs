@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use gpupool_allocator::{
     AllocError, Config, Filter, Part, Policy, PoolError, PoolId, Range, SegmentProvider, State, Stream,
 };
-use gpupool_device::{Address, Call, Device, Kernel, StreamHandle, Workbench, code};
+use gpupool_device::{Address, Call, Device, Kernel, StreamHandle, Workbench, code, with_relaxed_capture};
 use gpupool_graph_capture::{CaptureOptions, Executable, Graph, InputCheck, LaunchError, LaunchOptions, OutputCheck};
 use gpupool_sim_device::{ForeignCall, ReportKind, Scheduler, SimConfig, SimDevice};
 use gpupool_tests::graph_bench::{Block, Dice, EAGER, KIB, Lab, MIB, permutations, under_every_schedule};
@@ -561,10 +561,15 @@ fn a_captures_report_tells_what_it_took_reused_needed_at_once_and_left() {
         (16 * MIB + 52 * MIB, 0),
         "what another graph left live counts"
     );
-    // A dry run costs nothing and is told as nothing.
-    let (third, e3, ()) = lab.capture(&s, CaptureOptions::new().with_pool_of(&first), || ());
+    assert_eq!((first.report().driver_bytes, second.report().driver_bytes), (0, 0));
+    // A capture that asks for nothing costs nothing; what a library takes meanwhile is told apart.
+    let (third, e3, theirs) = lab.capture(&s, CaptureOptions::new().with_pool_of(&first), || {
+        with_relaxed_capture(&*lab.device, |d| d.mem_alloc(6 * MIB)).unwrap()
+    });
     let report = &third.report().pools[0];
     assert_eq!((report.new_segment_bytes, report.reused_bytes, report.written_bytes()), (0, 0, 0));
+    assert_eq!(third.report().driver_bytes, 6 * MIB as i64);
+    lab.device.mem_free(theirs).unwrap();
     drop((first, second, third, e1, e2, e3, out));
     lab.close();
 }

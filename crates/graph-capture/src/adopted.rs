@@ -45,9 +45,9 @@ impl<D: GraphDevice> Adopted<D> {
 
     fn close(&mut self) -> Vec<PoolHold> {
         let Some(session) = self.session.take() else { return Vec::new() };
-        let holds = self.allocator.capture_registry().close(session).holds;
-        holds.iter().for_each(|hold| drop(hold.end_capture()));
-        holds
+        let end = self.allocator.capture_registry().close(session);
+        end.holds.iter().for_each(|hold| drop(hold.end_capture()));
+        end.holds
     }
 }
 

@@ -33,7 +33,15 @@ pub struct Capture<D: GraphDevice> {
     pub(crate) session: Option<SessionKey>,
     pub(crate) id: CaptureId,
     pub(crate) pool: PoolId,
+    /// What was free with the driver or in segments when it began.
+    pub(crate) available: Option<i64>,
     pub(crate) not_send: PhantomData<*const ()>,
+}
+
+/// Bytes that are free with the driver or in an allocator's segments: all but what others hold.
+pub(crate) fn not_held_by_others<D: GraphDevice>(allocator: &Allocator<D>) -> Option<i64> {
+    let free = allocator.device().mem_info().ok()?.free;
+    Some(free as i64 + allocator.stats().reserved_bytes.all.current)
 }
 
 impl<D: GraphDevice> std::fmt::Debug for Capture<D> {
@@ -142,7 +150,9 @@ impl<D: GraphDevice> Capture<D> {
         if by_kind.is_empty() {
             tracing::warn!("a capture recorded nothing: was the work on another stream or device?");
         }
-        let report = GraphReport { capture: self.id, nodes: by_kind, memory_nodes, pools: reports };
+        let available = self.available.zip(not_held_by_others(&self.allocator));
+        let driver_bytes = available.map_or(0, |(before, now)| before - now);
+        let report = GraphReport { capture: self.id, nodes: by_kind, memory_nodes, pools: reports, driver_bytes };
         Ok(Graph {
             inner: Arc::new(GraphInner {
                 id: GraphId::fresh(),

@@ -8,7 +8,7 @@ use gpupool_allocator::{Allocator, PoolId, Range, Stream};
 use gpupool_device::{CaptureMode, CaptureStatus, GraphDevice};
 
 use crate::adopted::Adopted;
-use crate::capture::{Capture, end_of_capture};
+use crate::capture::{Capture, end_of_capture, not_held_by_others};
 use crate::error::CaptureError;
 use crate::graph::Graph;
 use crate::guarded::Guarded;
@@ -153,6 +153,7 @@ impl<D: GraphDevice> Captures<D> {
             PoolChoice::New => PoolId::fresh_for_capture(),
             PoolChoice::Shared(pool) => pool,
         };
+        let available = not_held_by_others(&self.allocator);
         let session = self.allocator.open_session(stream, pool)?;
         let registry = self.allocator.capture_registry();
         let begun = self
@@ -177,6 +178,7 @@ impl<D: GraphDevice> Captures<D> {
             session: Some(session),
             id,
             pool,
+            available,
             not_send: PhantomData,
         })
     }

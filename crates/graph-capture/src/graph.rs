@@ -74,6 +74,9 @@ pub struct GraphReport {
     pub memory_nodes: usize,
     /// What was taken from each pool that the capture touched.
     pub pools: Vec<PoolReport>,
+    /// Bytes of the capture's device that went away meanwhile and are in no segment of the allocator: what libraries and the driver
+    /// itself took, whether or not for the graph. Negative if they gave some back; 0 if the driver did not say.
+    pub driver_bytes: i64,
 }
 
 impl GraphReport {
