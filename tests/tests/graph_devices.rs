@@ -100,6 +100,32 @@ fn a_graph_that_spreads_over_two_devices_holds_a_pool_on_each() {
     close(labs);
 }
 
+/// Catalogue entry 48: only the graph captured last used to replay.
+#[test]
+fn the_second_devices_blocks_of_every_graph_stay_so_that_each_replays() {
+    under_every_schedule(100, |schedule| {
+        let labs = labs(schedule.scheduler);
+        let streams = [labs[0].stream(), labs[1].stream()];
+        let graphs: Vec<_> = (0..3).map(|n| spread(&labs, &streams, CaptureOptions::new(), 10 * (n + 1))).collect();
+        // Eager work that would take what is not held.
+        let eager: Vec<_> =
+            labs.iter().zip(&streams).map(|(lab, s)| (lab, s, lab.block(EAGER, 8 * BYTES, s))).collect();
+        for (lab, s, block) in &eager {
+            lab.fill(s, block, 99);
+        }
+        for graph in &graphs {
+            graph.exec.launch(&streams[0]).unwrap();
+        }
+        labs[0].device.run_until_idle();
+        for (graph, n) in graphs.iter().zip(1..) {
+            assert_eq!(words(&labs, &graph.outs), [Some(10 * n), Some(10 * n + 1)]);
+        }
+        assert!(eager.iter().all(|(lab, _, block)| lab.word(block) == Some(99)));
+        drop((graphs, eager));
+        close(labs);
+    });
+}
+
 #[test]
 fn graphs_of_two_devices_share_both_pools_and_are_right_under_every_schedule() {
     under_every_schedule(200, |schedule| {

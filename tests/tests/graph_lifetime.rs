@@ -5,8 +5,8 @@ use std::error::Error;
 use std::sync::Arc;
 
 use gpupool_allocator::{Config, Policy, PoolHold, Stream};
-use gpupool_device::{Call, Device, Gate, Kernel, StreamKind, Workbench, code};
-use gpupool_graph_capture::{Capture, CaptureOptions, Executable, Graph};
+use gpupool_device::{Call, CaptureMode, Device, Gate, GraphDevice, Kernel, StreamKind, Workbench, code};
+use gpupool_graph_capture::{Capture, CaptureOptions, Executable, Graph, PoolChoice};
 use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
 use gpupool_tests::graph_bench::{Block, EAGER, KIB, Lab, assert_nothing_left, permutations};
 
@@ -210,6 +210,48 @@ fn everything_but_the_allocator_dropped_in_every_order_leaves_an_empty_cache() {
             assert_eq!((lab.reserved(), lab.captures.queued(), device.memory_in_use()), (0, 0, 0));
             assert!(lab.allocator.state().pools.is_empty() && lab.captures.orphans().is_empty());
             drop(alive);
+            assert_nothing_left(&device);
+        }
+    }
+}
+
+#[test]
+fn an_adopted_captures_holds_a_block_and_the_allocator_dropped_in_every_order_leave_nothing() {
+    for finishes in [true, false] {
+        for order in permutations(3) {
+            let device = Arc::new(SimDevice::new(SimConfig::default().with_scheduler(Scheduler::Adversarial)));
+            let lab = Lab::on(Arc::clone(&device), Config::new(Policy::Segments), Arc::default());
+            let s = lab.stream();
+            device.begin_capture(s.handle(), CaptureMode::Global).unwrap();
+            let adopted = lab.captures.adopt(&s, PoolChoice::New).unwrap();
+            let output = lab.try_block(EAGER, 4 * KIB, &s).unwrap();
+            let kernel = Kernel::Fill { dst: output.address(), bytes: 4 * KIB, value: 1 };
+            device.launch(s.handle(), kernel).unwrap();
+            let graph = device.end_capture(s.handle()).unwrap();
+            let mut holds = match finishes {
+                true => Some(adopted.finish()),
+                false => {
+                    drop(adopted);
+                    None
+                }
+            };
+            let (mut output, mut rest) = (Some(output), Some((lab, s)));
+            if finishes {
+                // As its owner would: launched while the holds live, and over before they go.
+                let exec = device.instantiate(graph, Default::default()).unwrap();
+                let stream = rest.as_ref().unwrap().1.handle();
+                device.graph_launch(exec, stream).unwrap();
+                device.stream_synchronize(stream).unwrap();
+                device.exec_destroy(exec).unwrap();
+            }
+            device.graph_destroy(graph).unwrap();
+            for thing in order {
+                match thing {
+                    0 => drop(holds.take()),
+                    1 => drop(output.take()),
+                    _ => drop(rest.take()),
+                }
+            }
             assert_nothing_left(&device);
         }
     }

@@ -29,6 +29,7 @@ fn used_on_a_second_stream(lab: &Lab, s: &Stream<SimDevice>, other: &Stream<SimD
     }
 }
 
+/// Catalogue entry 22, with the three tests that follow.
 #[test]
 fn a_block_used_on_a_joined_stream_is_used_again_once_the_graph_proves_the_order() {
     let lab = Lab::with(SimConfig::default().for_replay(), Config::new(Policy::Segments));
@@ -149,6 +150,7 @@ fn reuse_inside_a_capture_is_right_whatever_the_branches_do() {
     });
 }
 
+/// Catalogue entry 23.
 #[test]
 fn frees_of_outside_blocks_are_parked_without_captured_events_and_settled_afterwards() {
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {

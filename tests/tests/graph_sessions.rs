@@ -222,6 +222,7 @@ fn a_begin_that_fails_at_any_driver_call_leaves_everything_as_it_was() {
     }
 }
 
+/// Catalogue entry 24.
 #[test]
 fn an_abandoned_capture_and_one_that_unwinds_are_undone_exactly() {
     for unwinds in [false, true] {
@@ -281,6 +282,7 @@ fn an_abandoned_capture_and_one_that_unwinds_are_undone_exactly() {
     }
 }
 
+/// Catalogue entry 21: what is kept of the call that broke a capture.
 #[test]
 fn an_invalidated_capture_names_the_first_of_our_calls_that_it_did_not_permit() {
     let lab = lab();
@@ -420,6 +422,72 @@ fn graphs_executables_and_holds_can() {
     may_travel::<gpupool_graph_capture::Captures<SimDevice>>();
     may_travel::<gpupool_allocator::PoolHold>();
     may_travel::<gpupool_allocator::Allocation<SimDevice>>();
+}
+
+/// Threads that capture, launch and drop graphs beside threads that allocate, free and trim. What each finds is checked; what meets
+/// whom is the machine's choice.
+#[test]
+fn captures_and_launches_of_several_threads_beside_eager_ones_stay_right() {
+    for seed in 0..6 {
+        let lab = Lab::new(Scheduler::Random { seed });
+        let shared = PoolId::fresh_for_capture();
+        std::thread::scope(|scope| {
+            for thread in 0..3_u32 {
+                let lab = &lab;
+                scope.spawn(move || {
+                    let (s, replays) = (lab.stream(), lab.stream());
+                    for round in 0..12 {
+                        // In turns a pool of its own and one that the threads share: then one of them has it at a time.
+                        let options = match round % 2 {
+                            0 => CaptureOptions::new(),
+                            _ => CaptureOptions::new().with_pool(shared),
+                        };
+                        let Ok(capture) = lab.captures.begin(&s, options) else { continue };
+                        let value = thread * 100 + round;
+                        let temp = lab.block(10 + u64::from(thread), BYTES, &s);
+                        lab.fill(&s, &temp, value);
+                        let out = lab.block(10 + u64::from(thread), BYTES, &s);
+                        lab.copy(&s, &out, &temp);
+                        drop(temp);
+                        let graph = capture.end().expect("nobody breaks it");
+                        let exec = graph.instantiate(Default::default()).unwrap();
+                        let launched = exec.launch(&replays).unwrap();
+                        if round % 3 == 0 {
+                            drop((graph, exec));
+                        }
+                        launched.done.wait().unwrap();
+                        if round % 2 == 0 {
+                            // Of the shared pool another thread's launch may have overwritten it by now.
+                            assert_eq!(lab.word(&out), Some(value));
+                        }
+                        out.free_on(&replays);
+                    }
+                });
+            }
+            for _ in 0..2 {
+                let lab = &lab;
+                scope.spawn(move || {
+                    let (s, other) = (lab.stream(), lab.stream());
+                    for at in 0..150_u32 {
+                        let block = lab.block(EAGER, BYTES, &s);
+                        lab.fill(&s, &block, at);
+                        if at % 5 == 0 {
+                            lab.order(&s, &other);
+                            lab.add(&other, &block, 1);
+                            block.free_on(&other);
+                        }
+                        if at % 40 == 0 {
+                            lab.allocator.trim().unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        lab.device.run_until_idle();
+        let races: Vec<_> = lab.device.take_reports();
+        assert!(races.iter().all(|r| r.kind != gpupool_sim_device::ReportKind::UnmappedInUse), "{races:?}");
+        lab.close();
+    }
 }
 
 #[test]

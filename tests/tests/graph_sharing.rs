@@ -202,6 +202,24 @@ fn held_outputs_are_reported_always_where_asked_refused_where_asked_and_not_look
 }
 
 #[test]
+fn a_launch_that_was_refused_does_not_use_up_the_report() {
+    let lab = Lab::new(Scheduler::Adversarial);
+    let (s, other) = (lab.stream(), lab.stream());
+    let (first, second) = clobbering(&lab, &s);
+    let at = second.out.as_ref().unwrap().address();
+    second.exec.launch(&s).unwrap();
+    let refuse = LaunchOptions::new().with_sharing(Sharing::Refuse);
+    assert!(matches!(first.exec.launch_with(&other, refuse), Err(LaunchError::PoolInUse { .. })));
+    lab.device.fail_nth(gpupool_device::Call::GraphLaunch, 1, code::UNKNOWN);
+    assert!(matches!(first.exec.launch(&s), Err(LaunchError::Driver(_))));
+    assert_eq!(overwritten(&first.exec, &s, OutputCheck::FirstOfPair), [at]);
+    lab.wait(&s);
+    drop((first, second));
+    lab.device.take_reports();
+    lab.close();
+}
+
+#[test]
 fn a_graphs_own_outputs_of_its_last_run_are_its_own_to_overwrite() {
     let lab = Lab::new(Scheduler::InOrder);
     let s = lab.stream();
