@@ -18,7 +18,7 @@ use crate::inner::{Inner, fresh_allocator_id};
 use crate::policy::Rules;
 use crate::provider::SegmentProvider;
 use crate::reclaim::Trimmed;
-use crate::routing::{Filter, Scope};
+use crate::routing::{Filter, Scope, ScopeKey};
 use crate::shared::Shared;
 use crate::state::State;
 use crate::stats::{PoolStats, Stats};
@@ -132,7 +132,7 @@ impl<D: Device> Allocator<D> {
     ///
     /// # Errors
     ///
-    /// The driver's, if no event could be recorded: then call it again. `INVALID_CONTEXT` for another thread's own default stream.
+    /// The driver's, if no event could be recorded: then call it again. `CAPTURE_UNSUPPORTED` while the stream is capturing. `INVALID_CONTEXT` for another thread's own default stream.
     pub fn retire_stream(&self, stream: &Stream<D>) -> Result<(), AllocError> {
         self.check_stream(stream)?;
         if self.inner.shared.rules.streams_by_handle {
@@ -208,7 +208,9 @@ impl<D: Device> Allocator<D> {
     pub fn into_raw(&self, allocation: Allocation<D>) -> Address {
         let address = allocation.address();
         if !address.is_null() {
-            self.raw.shard(address).lock().insert(address, allocation);
+            let stale = self.raw.shard(address).lock().insert(address, allocation);
+            // A handle that a restored checkpoint took the block from; its drop takes locks.
+            drop(stale);
         }
         address
     }
@@ -466,7 +468,7 @@ impl<D: Device> Allocator<D> {
     ///
     /// [`PoolError::AlreadyRecording`] for a pool with an open scope, under the bit-exact policies; those of `create_pool`.
     pub fn begin_allocate_to_pool(&self, id: PoolId, filter: Filter) -> Result<(), AllocError> {
-        self.begin_scope(id, filter, None)
+        self.begin_scope(id, filter, None).map(drop)
     }
 
     /// As [`begin_allocate_to_pool`](Self::begin_allocate_to_pool), from inside a capture: such a scope goes before the capture's own
@@ -475,11 +477,26 @@ impl<D: Device> Allocator<D> {
     /// # Errors
     ///
     /// As `begin_allocate_to_pool`.
-    pub fn begin_allocate_inside(&self, capture: CaptureId, id: PoolId, filter: Filter) -> Result<(), AllocError> {
+    pub fn begin_allocate_inside(
+        &self,
+        capture: CaptureId,
+        id: PoolId,
+        filter: Filter,
+    ) -> Result<ScopeKey, AllocError> {
         self.begin_scope(id, filter, Some(capture))
     }
 
-    fn begin_scope(&self, id: PoolId, filter: Filter, inside: Option<CaptureId>) -> Result<(), AllocError> {
+    /// Closes the scope of this key, whatever others are open; whether it was open. For guards: unlike
+    /// [`end_allocate_to_pool`](Self::end_allocate_to_pool) it never closes another's scope.
+    pub fn close_scope(&self, key: ScopeKey) -> bool {
+        let closed = self.inner.shared.context.scopes.take(|s| s.key == key);
+        if let Some(scope) = closed {
+            self.scope_closed(scope.pool);
+        }
+        closed.is_some()
+    }
+
+    fn begin_scope(&self, id: PoolId, filter: Filter, inside: Option<CaptureId>) -> Result<ScopeKey, AllocError> {
         let scopes = &self.inner.shared.context.scopes;
         let exclusive = self.inner.shared.rules.streams_by_handle;
         if !(id.is_default() && inside.is_some()) {
@@ -489,8 +506,7 @@ impl<D: Device> Allocator<D> {
                 return Err(PoolError::AlreadyRecording { pool: id }.into());
             }
         }
-        scopes.push(Scope { pool: id, filter, inside });
-        Ok(())
+        Ok(scopes.push(id, filter, inside))
     }
 
     /// Closes the newest scope of a pool (of those that claim a thread's requests, the calling thread's). The pool keeps its user: a
@@ -501,17 +517,21 @@ impl<D: Device> Allocator<D> {
     /// [`PoolError::NotRecording`].
     pub fn end_allocate_to_pool(&self, id: PoolId) -> Result<(), AllocError> {
         let me = std::thread::current().id();
-        let mine = |s: &Scope| !matches!(s.filter, Filter::Thread(t) if t != me);
-        if !self.inner.shared.context.scopes.remove(id, mine) {
+        let mine = |s: &Scope| s.pool == id && !matches!(s.filter, Filter::Thread(t) if t != me);
+        if self.inner.shared.context.scopes.take(mine).is_none() {
             return Err(PoolError::NotRecording { pool: id }.into());
         }
+        self.scope_closed(id);
+        Ok(())
+    }
+
+    fn scope_closed(&self, id: PoolId) {
         if self.config().capture_reuse() {
             self.inner.reach.lock().clear();
             if let Ok(pool) = self.inner.pools.get(id) {
                 pool.arena.flush_deferred(|slot| slot == pool.slot);
             }
         }
-        Ok(())
     }
 
     /// From now on requests take whole blocks of this pool, never parts. May be said before the pool exists; is not taken back.

@@ -131,6 +131,11 @@ impl Counter {
         self.increases.load(Relaxed) - self.decreases.load(Relaxed)
     }
 
+    /// What came and what went since the beginning, whatever was reset.
+    pub(crate) fn raw(&self) -> (i64, i64) {
+        (self.increases.load(Relaxed), self.decreases.load(Relaxed))
+    }
+
     pub(crate) fn read(&self) -> Stat {
         let (increases, decreases) = (self.increases.load(Relaxed), self.decreases.load(Relaxed));
         Stat {

@@ -81,7 +81,7 @@ impl<D: Device> Inner<D> {
         }
         let mut state = request.arena.state.lock();
         let generous = match state.repetition.covers(request.size, &request.arena.counters) {
-            true => state.repetition.segment_bytes(request.segment_bytes),
+            true => self.shared.segment_bytes(state.repetition.segment_bytes(request.segment_bytes)),
             false => request.segment_bytes,
         };
         // An oversize segment would serve none of the requests that it is for.

@@ -109,14 +109,18 @@ impl Hooks {
     }
 
     pub(crate) fn remove(&self, id: HookId) -> bool {
+        fn take<T>(list: &mut Vec<T>, matches: impl Fn(&T) -> bool) -> Option<T> {
+            let at = list.iter().position(matches)?;
+            Some(list.remove(at))
+        }
+        // What is taken off is dropped after the lock is given back: it is user code.
         let mut lists = self.lists.lock();
-        let count = |l: &Lists| l.oom.len() + l.rejection.len() + l.reclaimers.len() + l.janitors.len();
-        let before = count(&lists);
-        lists.oom.retain(|(i, _)| *i != id);
-        lists.rejection.retain(|(i, _)| *i != id);
-        lists.reclaimers.retain(|(i, ..)| *i != id);
-        lists.janitors.retain(|(i, _)| *i != id);
-        count(&lists) < before
+        let oom = take(&mut lists.oom, |(i, _)| *i == id);
+        let rejection = take(&mut lists.rejection, |(i, _)| *i == id);
+        let reclaimer = take(&mut lists.reclaimers, |(i, ..)| *i == id);
+        let janitor = take(&mut lists.janitors, |(i, _)| *i == id);
+        drop(lists);
+        oom.is_some() || rejection.is_some() || reclaimer.is_some() || janitor.is_some()
     }
 
     /// Calls every reclaimer; whether any freed something.

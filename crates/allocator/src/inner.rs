@@ -308,6 +308,9 @@ impl<D: Device> Inner<D> {
                 drop(self.shared.registry.keep(session, hold));
             }
             self.release_pool(id)?;
+            if !self.shared.registry.keeps(session, self.id, id) {
+                return Err(AllocError::PoolInCapture { pool: id });
+            }
             self.pools.mark_captured(id);
             return Ok(pool);
         }
@@ -439,6 +442,10 @@ impl<D: Device> Inner<D> {
         let size = self.shared.config.rounding().round(requested);
         let part = u32::from(size > SMALL_LIMIT);
         let mut state = arena.state.lock();
+        if !state.lanes[(lane + part) as usize].in_use {
+            // The capture has just ended.
+            return None;
+        }
         let block = state.take_from(lane + part, Some(neutral + part), size, false, &arena.counters)?;
         let handed = state.hand_out(block, size, requested, &arena.counters)?;
         state.blocks[handed.block].lane = lane + part;
@@ -455,9 +462,17 @@ impl<D: Device> Inner<D> {
                 continue;
             }
             drop(state);
-            self.arenas.lock().retain(|a| !Arc::ptr_eq(a, &arena));
             self.default_arenas.lock().retain(|a| !Arc::ptr_eq(a, &arena));
-            self.folded.lock().fold(&arena.counters);
+            let removed = {
+                let mut arenas = self.arenas.lock();
+                let before = arenas.len();
+                arenas.retain(|a| !Arc::ptr_eq(a, &arena));
+                arenas.len() < before
+            };
+            // Another thread may have forgotten it at the same time.
+            if removed {
+                self.folded.lock().fold(&arena.counters);
+            }
         }
         let streams = self.shared.context.streams.lock().clone();
         let driver = &self.shared.driver;

@@ -35,7 +35,9 @@ mod units;
 
 pub use allocation::{Allocation, Placement};
 pub use allocator::Allocator;
-pub use captures::{BlockRef, CaptureEnd, CaptureRegistry, HeldBlock, Offence, PoolHold, Range, Recording, SessionKey};
+pub use captures::{
+    BlockRef, CaptureEnd, CaptureRegistry, HeldBlock, Offence, PoolHold, Range, Recording, SessionKey, Settling,
+};
 pub use checkpoint::{PoolCheckpoint, Restored};
 pub use config::{Config, Policy};
 pub use counters::{Stat, StatArray};
@@ -45,7 +47,7 @@ pub use ids::{Part, PoolId, StreamId};
 pub use oom::{Advice, FreeBytes, OutOfMemory, PinnedSegment};
 pub use provider::SegmentProvider;
 pub use reclaim::Trimmed;
-pub use routing::Filter;
+pub use routing::{Filter, ScopeKey};
 pub use state::State;
 pub use stats::{PoolStats, Stats};
 pub use stream::{Stream, WorkMark};

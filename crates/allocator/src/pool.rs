@@ -13,7 +13,7 @@ use gpupool_device::Device;
 use crate::arena::Arena;
 use crate::counters::{CounterArray, PoolCounters};
 use crate::error::PoolError;
-use crate::ids::PoolId;
+use crate::ids::{Part, PoolId};
 use crate::provider::SegmentProvider;
 use crate::sync::{Guard, Mutex, Rank};
 
@@ -37,8 +37,9 @@ impl<D: Device> Pool<D> {
 
     /// Differs from what it was before if a block of the pool was handed out or freed in between.
     pub(crate) fn version(&self) -> (i64, i64) {
-        let stat = self.allocated_bytes().read().all;
-        (stat.allocated, stat.freed)
+        let (small, large) =
+            (self.allocated_bytes().part(Part::Small).raw(), self.allocated_bytes().part(Part::Large).raw());
+        (small.0 + large.0, small.1 + large.1)
     }
 }
 
@@ -120,6 +121,16 @@ impl<D: Device> PoolTable<D> {
         if let Some(entry) = self.lock().pools.get_mut(&id) {
             entry.captured = true;
         }
+    }
+
+    /// Whether nobody uses a pool.
+    pub(crate) fn is_freeable(&self, id: PoolId) -> bool {
+        self.lock().pools.get(&id).is_some_and(|e| e.use_count <= 0)
+    }
+
+    /// Whether a capture was routed to a pool, or is about to be.
+    pub(crate) fn is_captured(&self, id: PoolId) -> bool {
+        self.lock().pools.get(&id).is_some_and(|e| e.captured)
     }
 
     /// Pools that nobody uses.

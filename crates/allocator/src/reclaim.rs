@@ -56,6 +56,17 @@ impl Patience {
 impl<D: Device> Arena<D> {
     /// Gives wholly free segments back, in the order given.
     pub(crate) fn release(&self, idle: &[Idle], patience: Patience, out: &mut Trimmed) -> Result<(), AllocError> {
+        self.release_if(idle, patience, out, || true)
+    }
+
+    /// As [`release`](Self::release), as long as `may` says so: it is asked under the arena's lock, just before each segment goes.
+    fn release_if(
+        &self,
+        idle: &[Idle],
+        patience: Patience,
+        out: &mut Trimmed,
+        may: impl Fn() -> bool,
+    ) -> Result<(), AllocError> {
         for idle in idle {
             let (needs_quiescence, part, pool, counters) = {
                 let state = self.state.lock();
@@ -71,7 +82,7 @@ impl<D: Device> Arena<D> {
             }
             let segment = {
                 let mut state = self.state.lock();
-                if !state.still_idle(idle) {
+                if !state.still_idle(idle) || !may() {
                     continue;
                 }
                 state.detach(idle.block)
@@ -237,12 +248,15 @@ impl<D: Device> Inner<D> {
         }
         if out.released_bytes == 0 {
             for pool in &never_captured {
-                pool.arena.release_lanes(|lane| lane.slot == pool.slot, patience, &mut out)?;
+                let idle = pool.arena.idle_segments(|lane| lane.slot == pool.slot);
+                pool.arena.release_if(&idle, patience, &mut out, || !self.pools.is_captured(pool.id))?;
             }
         }
         if out.released_bytes == 0 {
             for pool in self.pools.freeable() {
-                pool.arena.release_lanes(|lane| lane.slot == pool.slot, patience, &mut out)?;
+                self.join_eager(&pool, wait)?;
+                let idle = pool.arena.idle_segments(|lane| lane.slot == pool.slot);
+                pool.arena.release_if(&idle, patience, &mut out, || self.pools.is_freeable(pool.id))?;
             }
             self.forget_empty_pools();
         }
@@ -259,7 +273,7 @@ impl<D: Device> Inner<D> {
             let lane = request.lane;
             let mut idle = state.idle_in_order(|l| l.in_use);
             idle.retain(|i| i.lane == lane);
-            let Some(wanted) = to_units(key.next_multiple_of(512)) else { return Ok(false) };
+            let Some(wanted) = key.checked_next_multiple_of(512).and_then(to_units) else { return Ok(false) };
             let first = idle.partition_point(|i| i.bytes < u64::from(wanted) * 512);
             let smaller: Vec<Idle> = idle.drain(..first).rev().collect();
             (idle.first().copied(), smaller)
@@ -345,9 +359,11 @@ impl<D: Device> Inner<D> {
     }
 
     fn release_pool_segments(&self, pool: &Pool<D>, patience: Patience, out: &mut Trimmed) -> Result<(), AllocError> {
+        self.join_eager(pool, patience == Patience::Everything)?;
         for part in Part::ALL {
             let idle = pool.arena.idle_of_part(pool.slot, part);
-            pool.arena.release(&idle, patience, out)?;
+            // Someone may have taken the pool meanwhile, and a capture may have baked the segment into a graph.
+            pool.arena.release_if(&idle, patience, out, || self.pools.is_freeable(pool.id))?;
         }
         Ok(())
     }

@@ -29,18 +29,25 @@ pub(crate) struct Scope {
     pub(crate) filter: Filter,
     /// The capture that was under way where it was opened: such a scope goes before the capture's own pool.
     pub(crate) inside: Option<CaptureId>,
+    /// Names the scope, so that it can be closed whatever others are open.
+    pub(crate) key: ScopeKey,
 }
+
+/// Names an open scope.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ScopeKey(usize);
 
 /// The open scopes of an allocator, oldest first.
 #[derive(Debug)]
 pub(crate) struct Scopes {
     open: AtomicUsize,
+    keys: AtomicUsize,
     list: Mutex<Vec<Scope>>,
 }
 
 impl Scopes {
     pub(crate) fn new() -> Self {
-        Self { open: AtomicUsize::new(0), list: Mutex::new(Rank::Leaf, Vec::new()) }
+        Self { open: AtomicUsize::new(0), keys: AtomicUsize::new(0), list: Mutex::new(Rank::Leaf, Vec::new()) }
     }
 
     /// Whether no scope is open. One load.
@@ -49,19 +56,22 @@ impl Scopes {
         self.open.load(Ordering::Acquire) == 0
     }
 
-    pub(crate) fn push(&self, scope: Scope) {
+    /// Opens a scope. Its key is unlike every earlier one's.
+    pub(crate) fn push(&self, pool: PoolId, filter: Filter, inside: Option<CaptureId>) -> ScopeKey {
+        let key = ScopeKey(self.keys.fetch_add(1, Ordering::Relaxed));
         let mut list = self.list.lock();
-        list.push(scope);
+        list.push(Scope { pool, filter, inside, key });
         self.open.store(list.len(), Ordering::Release);
+        key
     }
 
-    /// Closes the newest scope of `pool` that `matches`.
-    pub(crate) fn remove(&self, pool: PoolId, matches: impl Fn(&Scope) -> bool) -> bool {
+    /// Closes the newest scope that `matches`.
+    pub(crate) fn take(&self, matches: impl Fn(&Scope) -> bool) -> Option<Scope> {
         let mut list = self.list.lock();
-        let Some(at) = list.iter().rposition(|s| s.pool == pool && matches(s)) else { return false };
-        list.remove(at);
+        let at = list.iter().rposition(matches)?;
+        let scope = list.remove(at);
         self.open.store(list.len(), Ordering::Release);
-        true
+        Some(scope)
     }
 
     pub(crate) fn contains(&self, pool: PoolId) -> bool {

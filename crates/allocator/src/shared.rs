@@ -87,7 +87,7 @@ impl<D: Device> Shared<D> {
     /// What a segment of at least `bytes` really takes.
     pub(crate) fn segment_bytes(&self, bytes: u64) -> u64 {
         match self.rules.handle_granularity {
-            Some(granularity) => bytes.div_ceil(granularity).saturating_mul(granularity),
+            Some(granularity) => bytes.div_ceil(granularity.max(1)).saturating_mul(granularity.max(1)),
             None => bytes,
         }
     }

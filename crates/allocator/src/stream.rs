@@ -22,6 +22,9 @@ use crate::ids::StreamId;
 use crate::shared::Shared;
 use crate::sync::{Mutex, Rank};
 
+/// The mark that a stream's retirement closes: after all others.
+const LAST_MARK: u64 = u64::MAX - 1;
+
 /// What the allocator knows of a stream.
 pub(crate) struct StreamCore {
     pub(crate) id: StreamId,
@@ -123,6 +126,10 @@ impl StreamCore {
                     driver.recycle(event);
                 }
                 Ok(false) => return self.put_back(mark, event),
+                Err(e) if matches!(e.code, code::CAPTURED_EVENT | code::INVALID_HANDLE) => {
+                    // It will never tell anything, and must not hide those behind it: a later mark covers this one.
+                    tracing::warn!(stream = ?self, error = %e, "an event is lost");
+                }
                 Err(e) => {
                     tracing::warn!(stream = ?self, error = %e, "an event could not be queried");
                     return self.put_back(mark, event);
@@ -211,12 +218,13 @@ impl StreamCore {
         if !self.is_reachable() {
             return Err(DriverError::new(Call::EventRecord, code::INVALID_CONTEXT));
         }
+        if driver.capture_status(self.handle)?.is_capturing() {
+            return Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED));
+        }
         let event = driver.event()?;
-        // Not incremented: what is freed later still reads this mark, and this event covers it.
-        let mark = self.open_mark();
         self.retired.store(true, Ordering::Release);
-        // Without its last event a retired stream's work could never be waited for.
-        self.record(driver, event, mark).inspect_err(|_| self.retired.store(false, Ordering::Release))
+        // The last event covers every mark, also one that another thread closes at this moment.
+        self.record(driver, event, LAST_MARK).inspect_err(|_| self.retired.store(false, Ordering::Release))
     }
 }
 
@@ -248,6 +256,12 @@ impl<D: Device> Stream<D> {
     #[must_use]
     pub fn handle(&self) -> StreamHandle {
         self.core.handle
+    }
+
+    /// Whether the stream is registered with an allocator of this device.
+    #[must_use]
+    pub fn is_of(&self, device: &Arc<D>) -> bool {
+        Arc::ptr_eq(self.arena.shared.driver.device(), device)
     }
 
     /// Whether the stream was retired: it can no longer be allocated on.

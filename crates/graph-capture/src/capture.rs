@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use gpupool_allocator::{Allocator, CaptureEnd, Filter, HeldBlock, PoolHold, PoolId, SessionKey, Stream};
+use gpupool_allocator::{Allocator, CaptureEnd, Filter, HeldBlock, PoolHold, PoolId, ScopeKey, SessionKey, Stream};
 use gpupool_device::{CaptureId, DriverResult, GraphDevice, GraphHandle, StreamHandle, code};
 
 use crate::captures::CapturesInner;
@@ -54,13 +54,14 @@ impl<D: GraphDevice> std::fmt::Debug for Capture<D> {
 #[must_use = "dropping it closes the scope"]
 pub struct Outside<D: GraphDevice> {
     allocator: Allocator<D>,
+    scope: ScopeKey,
     not_send: PhantomData<*const ()>,
 }
 
 impl<D: GraphDevice> Drop for Outside<D> {
     fn drop(&mut self) {
-        if let Err(e) = self.allocator.end_allocate_to_pool(PoolId::DEFAULT) {
-            tracing::warn!(error = %e, "a scope outside a capture's pool was closed by someone else");
+        if !self.allocator.close_scope(self.scope) {
+            tracing::warn!("a scope outside a capture's pool was closed by someone else");
         }
     }
 }
@@ -92,8 +93,8 @@ impl<D: GraphDevice> Capture<D> {
     /// Those of [`Allocator::begin_allocate_inside`].
     pub fn outside(&self) -> Result<Outside<D>, CaptureError> {
         let filter = Filter::Thread(std::thread::current().id());
-        self.allocator.begin_allocate_inside(self.id, PoolId::DEFAULT, filter)?;
-        Ok(Outside { allocator: self.allocator.clone(), not_send: PhantomData })
+        let scope = self.allocator.begin_allocate_inside(self.id, PoolId::DEFAULT, filter)?;
+        Ok(Outside { allocator: self.allocator.clone(), scope, not_send: PhantomData })
     }
 
     /// Ends the capture and gives its graph.

@@ -60,6 +60,14 @@ pub enum LaunchError {
     /// The driver refused.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// The stream is another device's.
+    #[error("stream {stream} is registered with an allocator of another device than that of graph {graph}")]
+    ForeignStream {
+        /// The graph.
+        graph: GraphId,
+        /// The stream's id with its allocator.
+        stream: StreamId,
+    },
     /// A graph that shares a pool may still be running on another stream.
     #[error(
         "pool {pool} is still in use by graph {running} on stream {stream}: wait for it, or launch with `Sharing::Serialize`"

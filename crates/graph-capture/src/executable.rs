@@ -84,6 +84,9 @@ struct Seen {
     found: Vec<Overwrite>,
 }
 
+/// What is known of each of a graph's pools, in their order.
+type SeenByPool = Vec<Option<Seen>>;
+
 /// A graph that can be launched. Dropping it neither waits nor fails: what a launch under way needs stays until it has finished.
 pub struct Executable<D: GraphDevice> {
     graph: Option<Arc<GraphInner<D>>>,
@@ -155,6 +158,9 @@ impl<D: GraphDevice> Executable<D> {
             )
             .into());
         };
+        if !stream.is_of(&graph.device) {
+            return Err(LaunchError::ForeignStream { graph: graph.id, stream: stream.id() });
+        }
         if self.tidier.0.is_capturing(stream.handle())? {
             return Err(LaunchError::StreamIsCapturing { graph: graph.id, stream: stream.id() });
         }
@@ -170,7 +176,10 @@ impl<D: GraphDevice> Executable<D> {
         graph.device.graph_launch(self.exec, stream.handle())?;
         let done = stream.work_so_far();
         for state in &mut runs {
-            state.last = Some(LastRun { graph: graph.id, mark: done.clone() });
+            // Ordered after all of them, unless the caller said that they need no order.
+            let ordered = options.sharing != Sharing::Unchecked;
+            state.last.retain(|run| !ordered && !run.mark.is_on(stream) && !run.mark.is_known_done());
+            state.last.push(LastRun { graph: graph.id, mark: done.clone() });
         }
         if let Some(seen) = seen {
             *self.checked.lock() = seen;
@@ -195,13 +204,13 @@ impl<D: GraphDevice> Executable<D> {
         }
     }
 
-    /// The held blocks that a launch overwrites, and what is to be remembered once it is submitted.
+    /// The held blocks that a launch overwrites, and what is to be remembered once it is submitted (nothing if nothing was looked at).
     fn check_outputs(
         &self,
         graph: &GraphInner<D>,
         check: OutputCheck,
         runs: &[MutexGuard<'_, PoolRunsState<D>>],
-    ) -> Result<(Vec<Overwrite>, Option<Vec<Option<Seen>>>), LaunchError> {
+    ) -> Result<(Vec<Overwrite>, Option<SeenByPool>), LaunchError> {
         if check == OutputCheck::Off {
             return Ok((Vec::new(), None));
         }
@@ -254,7 +263,19 @@ fn order<D: GraphDevice>(
     stream: &Stream<D>,
     sharing: Sharing,
 ) -> Result<bool, LaunchError> {
-    let Some(last) = &state.last else { return Ok(false) };
+    let mut waits = false;
+    for last in &state.last {
+        waits |= order_after(pool, last, stream, sharing)?;
+    }
+    Ok(waits)
+}
+
+fn order_after<D: GraphDevice>(
+    pool: &GraphPool<D>,
+    last: &LastRun<D>,
+    stream: &Stream<D>,
+    sharing: Sharing,
+) -> Result<bool, LaunchError> {
     if last.mark.is_on(stream) || last.mark.is_known_done() {
         return Ok(false);
     }

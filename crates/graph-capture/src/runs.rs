@@ -55,7 +55,8 @@ pub(crate) struct LastRun<D: Device> {
 
 /// What is remembered of a pool's runs.
 pub(crate) struct PoolRunsState<D: Device> {
-    pub(crate) last: Option<LastRun<D>>,
+    /// The last run on each stream, of those that nothing later is known to be ordered after.
+    pub(crate) last: Vec<LastRun<D>>,
     /// Captures into the pool so far.
     pub(crate) captures: u64,
 }
@@ -95,7 +96,7 @@ impl<D: Device> RunsTable<D> {
             return known;
         }
         pools.retain(|_, runs| runs.strong_count() > 0);
-        let state = PoolRunsState { last: None, captures: 0 };
+        let state = PoolRunsState { last: Vec::new(), captures: 0 };
         let runs = Arc::new(PoolRuns { pool, state: Mutex::new(state) });
         pools.insert((allocator, pool), Arc::downgrade(&runs));
         runs

@@ -108,7 +108,9 @@ impl ArenaState {
                         let bytes = to_bytes(block.size) as i64;
                         let counted = if block.is_split() { (1, bytes) } else { (0, 0) };
                         self.merge(at, counted.0, counted.1, counters);
-                    } else {
+                    } else if self.lanes[self.blocks[at].lane as usize].kind == LaneKind::Capture {
+                        // Its handle knows the stream that its free must wait for. A block of eager work does not: it stays where it
+                        // is, and so does what becomes of it.
                         self.blocks[at].lane = lane;
                     }
                 }

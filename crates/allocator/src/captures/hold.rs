@@ -211,7 +211,7 @@ impl<D: Device> HeldPool for Held<D> {
     fn start_recording(&self) {
         let first_new_segment = self.pool.arena.shared.next_segment_ordinal();
         let recording = Recording { first_new_segment, ..Recording::default() };
-        self.pool.arena.state.lock().slots[self.pool.slot as usize].recorded = Some(recording);
+        self.pool.arena.state.lock().slots[self.pool.slot as usize].recorded.get_or_insert(recording);
     }
 
     fn end_capture(&self) -> Recording {

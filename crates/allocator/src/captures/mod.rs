@@ -8,4 +8,4 @@ mod registry;
 
 pub use hold::{BlockRef, HeldBlock, PoolHold, Range, Recording};
 pub(crate) use order::ReachSets;
-pub use registry::{CaptureEnd, CaptureRegistry, Offence, SessionKey};
+pub use registry::{CaptureEnd, CaptureRegistry, Offence, SessionKey, Settling};

@@ -70,7 +70,8 @@ impl<D: Device> Inner<D> {
             return Ok(0);
         }
         let device = self.shared.driver.device();
-        let Some(frontier) = device.capture_frontier(request.core.handle)? else { return Ok(0) };
+        // What the device cannot tell is not provable; it waits for the end of the capture.
+        let Ok(Some(frontier)) = device.capture_frontier(request.core.handle) else { return Ok(0) };
         let key = (frontier.id, request.core.id);
         // Taken out while the driver is asked, so that no lock is held.
         let known = self.reach.lock().sets.remove(&key);
@@ -81,7 +82,10 @@ impl<D: Device> Inner<D> {
         let mut to_visit = frontier.nodes;
         while let Some(node) = to_visit.pop() {
             if reached.insert(node) {
-                to_visit.extend(device.node_dependencies(frontier.graph, node)?);
+                match device.node_dependencies(frontier.graph, node) {
+                    Ok(before) => to_visit.extend(before),
+                    Err(_) => return Ok(0),
+                }
             }
         }
         let freed;

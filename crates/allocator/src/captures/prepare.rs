@@ -89,6 +89,17 @@ impl<D: Device> Inner<D> {
         Ok(())
     }
 
+    /// As [`prepare_pool`](Self::prepare_pool), for a pool of both captures and eager work that is about to give its memory back: a
+    /// segment's free parts join only when they are of one lane.
+    pub(crate) fn join_eager(&self, pool: &Pool<D>, wait: bool) -> Result<(), AllocError> {
+        let mixed = {
+            let state = pool.arena.state.lock();
+            let has = |kind| state.lanes.iter().any(|l| l.in_use && l.slot == pool.slot && l.kind == kind);
+            has(LaneKind::Neutral) && has(LaneKind::Stream)
+        };
+        if mixed && !self.shared.rules.streams_by_handle { self.prepare_pool(pool, wait) } else { Ok(()) }
+    }
+
     /// Adds one segment of at least `bytes` to a pool ahead of a capture. Returns its bytes.
     pub(crate) fn reserve(&self, id: PoolId, part: Part, bytes: u64) -> Result<u64, AllocError> {
         let pool = self.pools.get(id)?;

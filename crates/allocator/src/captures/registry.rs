@@ -43,6 +43,20 @@ pub struct CaptureEnd {
     pub holds: Vec<PoolHold>,
     /// The first of our calls that the capture did not permit, if any.
     pub offence: Option<Offence>,
+    /// Until it is dropped no other capture may draw from the pools.
+    pub settling: Settling,
+}
+
+/// The pools of a capture that is over are being settled. Dropped when they are.
+#[derive(Debug, Default)]
+pub struct Settling(Option<(Arc<CaptureRegistry>, SessionKey)>);
+
+impl Drop for Settling {
+    fn drop(&mut self) {
+        if let Some((registry, key)) = self.0.take() {
+            registry.sessions.lock().settling.retain(|(k, _)| *k != key);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -67,6 +81,14 @@ impl Session {
 struct Sessions {
     next: u64,
     open: Vec<Session>,
+    /// Sessions that are closed and whose pools are not settled yet: nobody may draw from those.
+    settling: Vec<(SessionKey, Vec<PoolId>)>,
+}
+
+impl Sessions {
+    fn are_drawing_from(&self, pool: PoolId) -> bool {
+        self.open.iter().any(|s| s.draws_from(pool)) || self.settling.iter().any(|(_, pools)| pools.contains(&pool))
+    }
 }
 
 /// Which captures of the process are under way, and which pool each one's memory comes from. Shared by the allocators of all
@@ -109,22 +131,23 @@ impl CaptureRegistry {
         new
     }
 
-    fn open(&self, stream: Option<(u32, StreamHandle)>, id: Option<CaptureId>, pool: PoolId) -> SessionKey {
+    fn open(&self, stream: Option<(u32, StreamHandle)>, id: Option<CaptureId>, pool: PoolId) -> Option<SessionKey> {
         let mut sessions = self.sessions.lock();
+        let known = id.is_some() && sessions.open.iter().any(|s| s.id == id);
+        if known || sessions.are_drawing_from(pool) {
+            return None;
+        }
         sessions.next += 1;
         let key = SessionKey(sessions.next);
         sessions.open.push(Session { key, stream, id, pool, holds: Vec::new(), offence: None });
         self.open.store(sessions.open.len(), Ordering::Release);
-        key
+        Some(key)
     }
 
     /// Opens a session for a capture that is about to begin on a stream of the device with this ordinal. `None` if a session already
     /// draws from `pool`: what one capture freed would be handed to the other, and nothing orders them.
     pub fn announce(&self, device: u32, stream: StreamHandle, pool: PoolId) -> Option<SessionKey> {
-        if self.is_drawn_from(pool) {
-            return None;
-        }
-        Some(self.open(Some((device, stream)), None, pool))
+        self.open(Some((device, stream)), None, pool)
     }
 
     /// The driver has begun the announced capture, under this id.
@@ -138,19 +161,14 @@ impl CaptureRegistry {
     /// Opens a session for a capture that someone else began. `None` as for [`announce`](Self::announce), or if the capture has a
     /// session.
     pub fn adopt(&self, id: CaptureId, pool: PoolId) -> Option<SessionKey> {
-        if self.is_drawn_from(pool) || self.pool_of(id).is_some() {
-            return None;
-        }
-        Some(self.open(None, Some(id), pool))
-    }
-
-    fn is_drawn_from(&self, pool: PoolId) -> bool {
-        self.sessions.lock().open.iter().any(|s| s.draws_from(pool))
+        self.open(None, Some(id), pool)
     }
 
     /// Whether another session than `key` draws from a pool.
     pub(crate) fn is_drawn_from_beside(&self, key: SessionKey, pool: PoolId) -> bool {
-        self.sessions.lock().open.iter().any(|s| s.key != key && s.draws_from(pool))
+        let sessions = self.sessions.lock();
+        let settling = sessions.settling.iter().any(|(_, pools)| pools.contains(&pool));
+        settling || sessions.open.iter().any(|s| s.key != key && s.draws_from(pool))
     }
 
     /// Differs from what it was before if a session was closed in between. One load.
@@ -159,14 +177,18 @@ impl CaptureRegistry {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Closes a session. Call it after the driver's end.
-    pub fn close(&self, key: SessionKey) -> CaptureEnd {
+    /// Closes a session. Call it after the driver's end. No other capture draws from its pools before the result is dropped, so that they
+    /// can be settled first.
+    pub fn close(self: &Arc<Self>, key: SessionKey) -> CaptureEnd {
         let mut sessions = self.sessions.lock();
         let Some(at) = sessions.open.iter().position(|s| s.key == key) else { return CaptureEnd::default() };
         let session = sessions.open.remove(at);
         self.closed.fetch_add(1, Ordering::AcqRel);
         self.open.store(sessions.open.len(), Ordering::Release);
-        CaptureEnd { holds: session.holds, offence: session.offence }
+        let pools = session.holds.iter().map(PoolHold::id).chain([session.pool]).collect();
+        sessions.settling.push((key, pools));
+        let settling = Settling(Some((Arc::clone(self), key)));
+        CaptureEnd { holds: session.holds, offence: session.offence, settling }
     }
 
     /// Whether no session is open. One load.
@@ -204,7 +226,13 @@ impl CaptureRegistry {
         if session.holds.iter().any(|h| h.is_same_pool(&hold)) {
             return Some(hold);
         }
-        session.holds.push(hold);
+        let pool = hold.id();
+        if sessions.open.iter().any(|s| s.key != key && s.draws_from(pool)) {
+            return Some(hold);
+        }
+        if let Some(session) = sessions.open.iter_mut().find(|s| s.key == key) {
+            session.holds.push(hold);
+        }
         None
     }
 

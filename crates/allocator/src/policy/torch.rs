@@ -37,5 +37,9 @@ pub(super) fn rules_2_15(config: &Config) -> Rules {
 
 /// PyTorch 2.11: ties are broken by address, and any open scope counts as a capture.
 pub(super) fn rules_2_11(config: &Config) -> Rules {
-    Rules { arena: arena_rules(config, true, false, true), capture_context: CaptureContext::AnyScope, ..rules_2_15(config) }
+    Rules {
+        arena: arena_rules(config, true, false, true),
+        capture_context: CaptureContext::AnyScope,
+        ..rules_2_15(config)
+    }
 }

@@ -145,12 +145,7 @@ impl Laboratory {
         Ok(Self { device, allocator, captures, stream, touched })
     }
 
-    fn capture(
-        &self,
-        number: usize,
-        graph: &GraphRequests,
-        pool: PoolId,
-    ) -> Result<Captured, ForecastError> {
+    fn capture(&self, number: usize, graph: &GraphRequests, pool: PoolId) -> Result<Captured, ForecastError> {
         let failed = |error| ForecastError::Capture { graph: number, error };
         let wrong = |request, block, what| ForecastError::Block { graph: number, request, block, what };
         let capture = self.captures.begin(&self.stream, CaptureOptions::new().with_pool(pool)).map_err(failed)?;
