@@ -375,3 +375,47 @@ fn a_launch_that_the_driver_refuses_leaves_no_trace() {
     drop((first, second));
     lab.close();
 }
+
+#[test]
+fn a_retired_stream_takes_no_launch_and_no_capture() {
+    let lab = Lab::new(Scheduler::Adversarial);
+    let (a, gone) = (lab.stream(), lab.stream());
+    let first = captured(&lab, &a, None, 10);
+    lab.allocator.retire_stream(&gone).unwrap();
+    let launched = first.exec.launch(&gone).map(drop);
+    assert!(matches!(launched, Err(gpupool_graph_capture::LaunchError::RetiredStream { .. })), "{launched:?}");
+    assert!(lab.captures.begin(&gone, gpupool_graph_capture::CaptureOptions::new()).is_err());
+    drop(first);
+    lab.close();
+}
+
+#[test]
+fn a_capturing_stream_cannot_be_retired_and_its_capture_survives() {
+    let lab = Lab::new(Scheduler::Adversarial);
+    let a = lab.stream();
+    drop(lab.block(1, 30 << 20, &a));
+    let capture = lab.begin(&a, gpupool_graph_capture::CaptureOptions::new());
+    assert!(lab.allocator.retire_stream(&a).is_err());
+    drop(capture.end().expect("the capture survives"));
+    lab.allocator.retire_stream(&a).unwrap();
+    lab.close();
+}
+
+#[test]
+fn requests_outside_a_capture_are_those_of_its_own_guard_whatever_the_order_of_closing() {
+    let lab = Lab::new(Scheduler::Adversarial);
+    let (a, b) = (lab.stream(), lab.stream());
+    let one = lab.begin(&a, gpupool_graph_capture::CaptureOptions::new());
+    let other = lab.begin(&b, gpupool_graph_capture::CaptureOptions::new());
+    let outside = (one.outside().unwrap(), other.outside().unwrap());
+    drop(outside.0);
+    let block = lab.block(1, 4096, &a);
+    assert!(
+        lab.pool_bytes(one.pool()) > 0 && lab.pool_bytes(other.pool()) == 0,
+        "the first capture draws from its own pool again"
+    );
+    drop((block, outside.1));
+    drop((one.end().unwrap(), other.end().unwrap()));
+    lab.device.run_until_idle();
+    lab.close();
+}

@@ -382,6 +382,9 @@ impl<D: Device> Allocator<D> {
     /// [`AllocError::PoolInCapture`] if another session draws from the pool; those of [`create_pool`](Self::create_pool).
     pub fn open_session(&self, stream: &Stream<D>, pool: PoolId) -> Result<SessionKey, AllocError> {
         self.check_stream(stream)?;
+        if stream.is_retired() {
+            return Err(AllocError::RetiredStream { stream: stream.id() });
+        }
         let hold = self.hold_pool(pool)?;
         let registry = &self.inner.shared.registry;
         let session = registry.announce(self.device().ordinal(), stream.core.handle, pool);

@@ -68,6 +68,16 @@ pub enum LaunchError {
         /// The stream's id with its allocator.
         stream: StreamId,
     },
+    /// The stream was retired: nothing could tell when the launch has finished.
+    #[error(
+        "stream {stream} was retired, so the end of a launch of graph {graph} on it could not be learned; register it again"
+    )]
+    RetiredStream {
+        /// The graph.
+        graph: GraphId,
+        /// The stream's id with its allocator.
+        stream: StreamId,
+    },
     /// A graph that shares a pool may still be running on another stream.
     #[error(
         "pool {pool} is still in use by graph {running} on stream {stream}: wait for it, or launch with `Sharing::Serialize`"

@@ -161,6 +161,9 @@ impl<D: GraphDevice> Executable<D> {
         if !stream.is_of(&graph.device) {
             return Err(LaunchError::ForeignStream { graph: graph.id, stream: stream.id() });
         }
+        if stream.is_retired() {
+            return Err(LaunchError::RetiredStream { graph: graph.id, stream: stream.id() });
+        }
         if self.tidier.0.is_capturing(stream.handle())? {
             return Err(LaunchError::StreamIsCapturing { graph: graph.id, stream: stream.id() });
         }
