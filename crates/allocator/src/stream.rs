@@ -9,7 +9,7 @@
 //!   would order the record, and so the closing, before the submission, and the reader would have seen `m + 1`.)
 //! * **M3** No event is recorded on a stream that is capturing or retired, nor on a thread's own default stream from another thread.
 
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -36,6 +36,8 @@ pub(crate) struct StreamCore {
     open: AtomicU64,
     done: AtomicU64,
     retired: AtomicBool,
+    /// Threads that are recording an event here. A stream that retires lets them finish first.
+    marking: AtomicUsize,
     marks: Mutex<VecDeque<(u64, EventHandle)>>,
 }
 
@@ -55,6 +57,7 @@ impl StreamCore {
             open: AtomicU64::new(0),
             done: AtomicU64::new(0),
             retired: AtomicBool::new(false),
+            marking: AtomicUsize::new(0),
             marks: Mutex::new(Rank::Leaf, VecDeque::new()),
         }
     }
@@ -91,9 +94,14 @@ impl StreamCore {
     /// Closes the open mark by recording an event. Does nothing on a retired stream, whose last mark was closed when it retired. If the
     /// event cannot be recorded, the mark is open again.
     pub(crate) fn mark<D: Device>(&self, driver: &Driver<D>) -> DriverResult<()> {
-        if self.is_retired() {
-            return Ok(());
-        }
+        // Said before looking, and `retire` looks after it has said so: one of the two sees the other.
+        self.marking.fetch_add(1, Ordering::SeqCst);
+        let result = if self.retired.load(Ordering::SeqCst) { Ok(()) } else { self.close_mark(driver) };
+        self.marking.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+
+    fn close_mark<D: Device>(&self, driver: &Driver<D>) -> DriverResult<()> {
         let event = driver.event()?;
         let mark = self.open.fetch_add(1, Ordering::AcqRel);
         self.record(driver, event, mark).inspect_err(|_| {
@@ -125,23 +133,30 @@ impl StreamCore {
                     self.settle(mark);
                     driver.recycle(event);
                 }
-                Ok(false) => return self.put_back(mark, event),
+                Ok(false) => return self.put_back(driver, mark, event),
                 Err(e) if matches!(e.code, code::CAPTURED_EVENT | code::INVALID_HANDLE) => {
                     // It will never tell anything, and must not hide those behind it: a later mark covers this one.
                     tracing::warn!(stream = ?self, error = %e, "an event is lost");
                 }
                 Err(e) => {
                     tracing::warn!(stream = ?self, error = %e, "an event could not be queried");
-                    return self.put_back(mark, event);
+                    return self.put_back(driver, mark, event);
                 }
             }
         }
     }
 
-    fn put_back(&self, mark: u64, event: EventHandle) {
-        let mut marks = self.marks.lock();
-        let at = marks.partition_point(|(m, _)| *m < mark);
-        marks.insert(at, (mark, event));
+    /// Puts an event back into the queue that was out of it, unless a later one is known to be done by now: then nobody looks for it there,
+    /// and a stream that is retired may have been forgotten.
+    fn put_back<D: Device>(&self, driver: &Driver<D>, mark: u64, event: EventHandle) {
+        {
+            let mut marks = self.marks.lock();
+            if !self.is_done(mark) {
+                let at = marks.partition_point(|(m, _)| *m < mark);
+                return marks.insert(at, (mark, event));
+            }
+        }
+        driver.recycle(event);
     }
 
     /// As [`mark`](Self::mark), but refuses on a stream that is capturing (M3) or another thread's own: what was submitted there before
@@ -183,7 +198,7 @@ impl StreamCore {
                     driver.recycle(event);
                 }
                 Err(e) => {
-                    self.put_back(number, event);
+                    self.put_back(driver, number, event);
                     return Err(e);
                 }
             }
@@ -222,8 +237,15 @@ impl StreamCore {
             return Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED));
         }
         let event = driver.event()?;
-        self.retired.store(true, Ordering::Release);
-        // The last event covers every mark, also one that another thread closes at this moment.
+        if self.retired.swap(true, Ordering::SeqCst) {
+            driver.recycle(event);
+            return Ok(());
+        }
+        // An event that another thread records now would come after this one, or on a stream that has the handle next.
+        while self.marking.load(Ordering::SeqCst) > 0 {
+            crate::sync::yield_now();
+        }
+        // The last event covers every mark.
         self.record(driver, event, LAST_MARK).inspect_err(|_| self.retired.store(false, Ordering::Release))
     }
 }
