@@ -478,7 +478,16 @@ impl<D: Device> Inner<D> {
         let driver = &self.shared.driver;
         streams.iter().filter(|s| s.is_retired()).for_each(|s| s.poll(driver));
         let over = |s: &Arc<StreamCore>| s.is_retired() && s.is_done(s.open_mark());
-        self.shared.context.streams.lock().retain(|s| !over(s));
+        let mut gone = Vec::new();
+        self.shared.context.streams.lock().retain(|s| {
+            let over = over(s);
+            if over {
+                gone.push(Arc::clone(s));
+            }
+            !over
+        });
+        // The last event may have been waited for before the earlier ones were asked about.
+        gone.iter().for_each(|s| s.drop_marks(driver));
     }
 
     pub(crate) fn serve(&self, request: &Request<D>) -> Result<Served<D>, AllocError> {
