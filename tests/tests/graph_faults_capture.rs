@@ -296,6 +296,60 @@ fn there_is_no_gap_around_the_drivers_begin_and_end() {
     }
 }
 
+/// Entry 29 too: an event that is recorded just as another thread begins a capture on the stream is part of that capture.
+#[test]
+fn an_event_that_a_capture_overtakes_is_not_asked_about() {
+    let sim = SimDevice::new(SimConfig::default().with_scheduler(Scheduler::Adversarial));
+    let device = Arc::new(Hooked::new(sim.clone()));
+    let allocator =
+        Allocator::with_registry(Arc::clone(&device), Config::new(Policy::Segments), Arc::default()).unwrap();
+    let captures = Captures::new(&allocator);
+    let stream = || allocator.register_stream(sim.stream_create(StreamKind::NonBlocking).unwrap());
+    let (s, other) = (stream(), stream());
+    // A block that waits for the stream.
+    let x = allocator.alloc(BYTES, &other).unwrap();
+    sim.launch(s.handle(), Kernel::Fill { dst: x.address(), bytes: BYTES, value: 1 }).unwrap();
+    x.free_on(&s).map_err(|(_, e)| e).unwrap();
+    let (begun, is_begun) = std::sync::mpsc::channel();
+    let (finish, may_finish) = std::sync::mpsc::channel::<()>();
+    let (go, may_go) = std::sync::mpsc::channel::<()>();
+    let capturer = {
+        let (captures, s) = (captures.clone(), s.clone());
+        std::thread::spawn(move || {
+            may_go.recv().unwrap();
+            let capture = captures.begin(&s, CaptureOptions::new()).unwrap();
+            begun.send(()).unwrap();
+            may_finish.recv().unwrap();
+            capture.end().map(|graph| graph.report().node_count())
+        })
+    };
+    let mut waiting = Some((go, is_begun));
+    device.on(move |at| {
+        if at == Moment::AfterStatus
+            && let Some((go, is_begun)) = waiting.take()
+        {
+            go.send(()).unwrap();
+            is_begun.recv().unwrap();
+        }
+    });
+    // It looks: the stream is not capturing. The capture begins. It records.
+    allocator.trim().unwrap();
+    assert!(sim.capture_status(s.handle()).unwrap().is_capturing());
+    for _ in 0..2 {
+        allocator.trim().unwrap();
+        allocator.empty_cache().unwrap();
+        drop(allocator.alloc(BYTES, &other).unwrap());
+    }
+    finish.send(()).unwrap();
+    assert_eq!(capturer.join().unwrap().expect("nobody asked about an event of the capture"), 0);
+    device.off();
+    allocator.empty_cache().unwrap();
+    assert_eq!(allocator.stats().reserved_bytes.all.current, 0);
+    drop((captures, allocator, s, other));
+    drop(device);
+    assert_nothing_left(&sim);
+}
+
 /// Entry 30, as far as it can be told without conditional nodes: a body is a capture of its own, under way beside its parent's.
 #[test]
 fn a_body_captured_beside_its_parent_reuses_nothing_of_the_parents_and_siblings_share_what_bodies_freed() {

@@ -107,6 +107,25 @@ impl<D: Device> Driver<D> {
         self.device.event_record(event, stream)
     }
 
+    /// Records an event that is no part of a capture. `false` on a stream that captures, or is about to.
+    ///
+    /// Another thread may begin a capture on the stream between the look and the record. Its session was opened before that, which is
+    /// noticed; then the event, which may be the capture's, is recorded anew.
+    pub(crate) fn event_record_outside_captures(&self, event: EventHandle, stream: StreamHandle) -> DriverResult<bool> {
+        loop {
+            let opened = self.registry.opened();
+            // Of a capture that was begun through us the driver need not be asked.
+            let known = self.registry.captures_on(self.device.ordinal(), stream);
+            if known || self.capture_status(stream)?.is_capturing() {
+                return Ok(false);
+            }
+            self.event_record(event, stream)?;
+            if self.registry.opened() == opened {
+                return Ok(true);
+            }
+        }
+    }
+
     pub(crate) fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
         self.relaxed(|d| d.event_query(event))
     }

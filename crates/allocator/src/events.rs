@@ -22,12 +22,10 @@ impl<D: Device> Shared<D> {
         if core.is_retired() {
             return Ok(true);
         }
-        // Of a capture that was begun through us no driver needs to be asked.
-        let known = || self.registry.captures_on(self.driver.device().ordinal(), core.handle);
-        if !core.is_reachable() || known() || self.driver.capture_status(core.handle)?.is_capturing() {
+        if !core.is_reachable() {
             return Ok(false);
         }
-        core.mark(&self.driver).map(|()| true)
+        core.mark_outside_captures(&self.driver)
     }
 }
 

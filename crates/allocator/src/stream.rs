@@ -7,7 +7,8 @@
 //! * **M2** The mark is closed *before* its event is recorded. Hence M1: who reads `m` has submitted its work before the mark was
 //!   closed, so before the event was recorded. (If it had been submitted after the record, the driver's own lock on the stream
 //!   would order the record, and so the closing, before the submission, and the reader would have seen `m + 1`.)
-//! * **M3** No event is recorded on a stream that is capturing or retired, nor on a thread's own default stream from another thread.
+//! * **M3** No event is recorded on a stream that is capturing or retired, nor on a thread's own default stream from another thread. One
+//!   that was recorded while another thread began a capture there may be that capture's, and is not kept.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -94,32 +95,56 @@ impl StreamCore {
     /// Closes the open mark by recording an event. Does nothing on a retired stream, whose last mark was closed when it retired. If the
     /// event cannot be recorded, the mark is open again.
     pub(crate) fn mark<D: Device>(&self, driver: &Driver<D>) -> DriverResult<()> {
-        // Said before looking, and `retire` looks after it has said so: one of the two sees the other.
-        self.marking.fetch_add(1, Ordering::SeqCst);
-        let result = if self.retired.load(Ordering::SeqCst) { Ok(()) } else { self.close_mark(driver) };
-        self.marking.fetch_sub(1, Ordering::SeqCst);
-        result
+        self.close_mark(driver, |event| driver.event_record(event, self.handle).map(|()| true)).map(drop)
     }
 
-    fn close_mark<D: Device>(&self, driver: &Driver<D>) -> DriverResult<()> {
+    /// As [`mark`](Self::mark), but not on a stream that is capturing (M3); whether an event covers what was submitted so far.
+    pub(crate) fn mark_outside_captures<D: Device>(&self, driver: &Driver<D>) -> DriverResult<bool> {
+        self.close_mark(driver, |event| driver.event_record_outside_captures(event, self.handle))
+    }
+
+    /// Closes the open mark by what `record` does with an event, if it says that it recorded it.
+    fn close_mark<D: Device>(
+        &self,
+        driver: &Driver<D>,
+        record: impl FnOnce(EventHandle) -> DriverResult<bool>,
+    ) -> DriverResult<bool> {
+        // Said before looking, and `retire` looks after it has said so: one of the two sees the other.
+        self.marking.fetch_add(1, Ordering::SeqCst);
+        let closed = if self.retired.load(Ordering::SeqCst) { Ok(true) } else { self.close_mark_by(driver, record) };
+        self.marking.fetch_sub(1, Ordering::SeqCst);
+        closed
+    }
+
+    fn close_mark_by<D: Device>(
+        &self,
+        driver: &Driver<D>,
+        record: impl FnOnce(EventHandle) -> DriverResult<bool>,
+    ) -> DriverResult<bool> {
         let event = driver.event()?;
         let mark = self.open.fetch_add(1, Ordering::AcqRel);
-        self.record(driver, event, mark).inspect_err(|_| {
+        let recorded = record(event);
+        if matches!(recorded, Ok(true)) {
+            self.enqueue(mark, event);
+        } else {
             // Unless a later mark has been closed meanwhile, whose event covers this one. Who has read the next number waits for that
             // one, and it is closed after this one.
             let _ = self.open.compare_exchange(mark + 1, mark, Ordering::AcqRel, Ordering::Acquire);
-        })
+            driver.recycle(event);
+        }
+        recorded
     }
 
     fn record<D: Device>(&self, driver: &Driver<D>, event: EventHandle, mark: u64) -> DriverResult<()> {
-        if let Err(e) = driver.event_record(event, self.handle) {
-            driver.recycle(event);
-            return Err(e);
-        }
+        driver.event_record(event, self.handle).inspect_err(|_| driver.recycle(event))?;
+        self.enqueue(mark, event);
+        Ok(())
+    }
+
+    fn enqueue(&self, mark: u64, event: EventHandle) {
         let mut marks = self.marks.lock();
         let at = marks.partition_point(|(m, _)| *m < mark);
         marks.insert(at, (mark, event));
-        Ok(())
     }
 
     /// Notes which marks are done by now. Never waits. A query that fails counts as "not yet": the work's owner is told by the
@@ -165,10 +190,10 @@ impl StreamCore {
         if !self.is_reachable() {
             return Err(DriverError::new(Call::EventRecord, code::INVALID_CONTEXT));
         }
-        if driver.capture_status(self.handle)?.is_capturing() {
-            return Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED));
+        match self.mark_outside_captures(driver)? {
+            true => Ok(()),
+            false => Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED)),
         }
-        self.mark(driver)
     }
 
     /// Waits on the host until `mark` is done, closing it first if need be. **Blocks.**
@@ -398,16 +423,16 @@ impl<D: Device> WorkMark<D> {
         if !self.core.is_reachable() {
             return Err(DriverError::new(Call::EventRecord, code::INVALID_CONTEXT));
         }
-        if driver.capture_status(self.core.handle)?.is_capturing() {
-            return Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED));
-        }
         // A wait means what the event was recorded for when the wait was submitted. So the event is free again at once, and there is
         // nothing to ask about later.
         let event = driver.event()?;
-        let recorded = driver.event_record(event, self.core.handle);
-        let ordered = recorded.and_then(|()| waiter.stream_wait_event(stream.core.handle, event));
+        let recorded = driver.event_record_outside_captures(event, self.core.handle);
+        let ordered = recorded.and_then(|recorded| match recorded {
+            true => waiter.stream_wait_event(stream.core.handle, event).map(|()| true),
+            false => Err(DriverError::new(Call::EventRecord, code::CAPTURE_UNSUPPORTED)),
+        });
         driver.recycle(event);
-        ordered.map(|()| true)
+        ordered
     }
 }
 

@@ -154,14 +154,14 @@ impl<D: GraphDevice> Captures<D> {
             PoolChoice::Shared(pool) => pool,
         };
         let available = not_held_by_others(&self.allocator);
+        // Before the session is open, since from then on nothing is learned of the stream's earlier work.
+        let held = self.allocator.hold_pool(pool)?;
+        self.allocator.prepare_pool_for_capture(pool, options.settle)?;
         let session = self.allocator.open_session(stream, pool)?;
+        drop(held);
         let registry = self.allocator.capture_registry();
-        let begun = self
-            .allocator
-            .prepare_pool_for_capture(pool, options.settle)
-            .map_err(CaptureError::from)
-            .and_then(|()| Ok(self.inner.device.begin_capture(stream.handle(), options.mode)?))
-            .and_then(|()| self.id_of(stream));
+        let begun = self.inner.device.begin_capture(stream.handle(), options.mode);
+        let begun = begun.map_err(CaptureError::from).and_then(|()| self.id_of(stream));
         let id = match begun {
             Ok(id) => id,
             Err(e) => {

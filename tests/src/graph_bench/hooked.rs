@@ -1,4 +1,4 @@
-//! A simulated device that calls back around the calls that begin and end a capture, so that a test can do something in a gap that
+//! A simulated device that calls back around the calls that begin and end a capture or ask for one, so that a test can do something in a gap that
 //! otherwise only a second thread would hit.
 
 use std::sync::Mutex;
@@ -21,6 +21,8 @@ pub enum Moment {
     BeforeEnd,
     /// After it, before its caller knows.
     AfterEnd,
+    /// After a stream's capture status was asked for, before its caller knows.
+    AfterStatus,
 }
 
 type Hook = Box<dyn FnMut(Moment) + Send>;
@@ -114,7 +116,9 @@ impl Device for Hooked {
         self.sim.stream_wait_event(stream, event)
     }
     fn capture_status(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
-        self.sim.capture_status(stream)
+        let status = self.sim.capture_status(stream);
+        self.at(Moment::AfterStatus);
+        status
     }
     fn capture_frontier(&self, stream: StreamHandle) -> DriverResult<Option<CaptureFrontier>> {
         self.sim.capture_frontier(stream)

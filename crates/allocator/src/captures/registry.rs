@@ -96,7 +96,9 @@ impl Sessions {
 #[derive(Debug)]
 pub struct CaptureRegistry {
     open: AtomicUsize,
-    /// How many sessions were closed.
+    /// How many sessions were opened.
+    opened: AtomicU64,
+    /// How many were closed.
     closed: AtomicU64,
     sessions: Mutex<Sessions>,
     /// What crates above keep here, by type.
@@ -107,7 +109,7 @@ impl Default for CaptureRegistry {
     fn default() -> Self {
         let sessions = Mutex::new(Rank::Leaf, Sessions::default());
         let kept = Mutex::new(Rank::Leaf, Vec::new());
-        Self { open: AtomicUsize::new(0), closed: AtomicU64::new(0), sessions, kept }
+        Self { open: AtomicUsize::new(0), opened: AtomicU64::new(0), closed: AtomicU64::new(0), sessions, kept }
     }
 }
 
@@ -140,6 +142,7 @@ impl CaptureRegistry {
         sessions.next += 1;
         let key = SessionKey(sessions.next);
         sessions.open.push(Session { key, stream, id, pool, holds: Vec::new(), offence: None });
+        self.opened.fetch_add(1, Ordering::AcqRel);
         self.open.store(sessions.open.len(), Ordering::Release);
         Some(key)
     }
@@ -171,6 +174,12 @@ impl CaptureRegistry {
         settling || sessions.open.iter().any(|s| s.key != key && s.draws_from(pool))
     }
 
+    /// Differs from what it was before if a session was opened in between. One load.
+    #[inline]
+    pub(crate) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Acquire)
+    }
+
     /// Differs from what it was before if a session was closed in between. One load.
     #[inline]
     pub(crate) fn closed(&self) -> u64 {
@@ -198,9 +207,9 @@ impl CaptureRegistry {
         self.open.load(Ordering::Acquire) == 0
     }
 
-    /// Whether a capture was begun on this stream, by a session that is open.
+    /// Whether a session is open for a capture on this stream, begun or about to.
     pub(crate) fn captures_on(&self, device: u32, stream: StreamHandle) -> bool {
-        let on = |s: &Session| s.id.is_some() && s.stream == Some((device, stream));
+        let on = |s: &Session| s.stream == Some((device, stream));
         !self.is_quiet() && self.sessions.lock().open.iter().any(on)
     }
 
