@@ -249,10 +249,11 @@ fn arguments_that_make_no_sense_are_status_2() {
     refused(&["stress", "--seconds", "nan"], "seconds");
     refused(&["stress", "--threads", "0"], "threads");
     refused(&["stress", "--compare"], "not in this version");
-    for later in ["forecast", "doctor", "top"] {
+    for later in ["doctor", "top"] {
         refused(&[later], "unrecognized subcommand");
     }
     refused(&["conform"], "FILE");
+    refused(&["forecast"], "TRACE");
 }
 
 #[test]
