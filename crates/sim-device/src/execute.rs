@@ -31,12 +31,12 @@ impl HostJob {
 }
 
 /// Where and when a kernel runs.
-struct Site<'a> {
+struct Site {
     device: u32,
     stream: StreamHandle,
     submission: u64,
     graph: Option<CaptureId>,
-    clock: &'a VectorClock,
+    clock: VectorClock,
     component: u32,
     epoch: u64,
     start: u64,
@@ -107,6 +107,23 @@ impl State {
         Some(if on { stream.clock.tick(stream.component) } else { 0 })
     }
 
+    /// Takes a kernel or read off a stream's head: where and when it runs.
+    fn take_head(&mut self, id: StreamId, gate: Option<(VectorClock, u64)>) -> Option<Site> {
+        let epoch = self.start(id, gate)?;
+        let submission = self.streams.pop(id)?.submission;
+        let stream = self.streams.get(id)?;
+        Some(Site {
+            device: stream.device,
+            stream: stream.handle,
+            submission,
+            graph: None,
+            clock: stream.clock.clone(),
+            component: stream.component,
+            epoch,
+            start: stream.time,
+        })
+    }
+
     fn opened(&self, kernel: &Kernel) -> Option<(VectorClock, u64)> {
         match kernel {
             Kernel::Wait { gate } => self.gates.get(&gate.0).cloned().flatten(),
@@ -115,28 +132,16 @@ impl State {
     }
 
     fn execute_kernel(&mut self, id: StreamId, kernel: &Kernel, tag: Option<u64>) {
-        let Some(epoch) = self.start(id, self.opened(kernel)) else { return };
-        let Some(op) = self.streams.pop(id) else { return };
-        let Some(stream) = self.streams.get(id) else { return };
-        let (clock, start) = (stream.clock.clone(), stream.time);
-        let (device, stream, component) = (stream.device, stream.handle, stream.component);
-        let site =
-            Site { device, stream, submission: op.submission, graph: None, clock: &clock, component, epoch, start };
+        let Some(site) = self.take_head(id, self.opened(kernel)) else { return };
         let end = self.run_kernel(&site, kernel, tag);
         self.ended(id, end);
     }
 
     fn execute_read(&mut self, id: StreamId, touch: Touch) {
-        let Some(epoch) = self.start(id, None) else { return };
-        let Some(op) = self.streams.pop(id) else { return };
-        let Some(stream) = self.streams.get(id) else { return };
-        let (clock, start) = (stream.clock.clone(), stream.time);
-        let (device, stream, component) = (stream.device, stream.handle, stream.component);
-        let site =
-            Site { device, stream, submission: op.submission, graph: None, clock: &clock, component, epoch, start };
-        let end = start + self.config.costs.kernel + self.config.costs.kernel_bytes.at(touch.bytes);
+        let Some(site) = self.take_head(id, None) else { return };
+        let end = site.start + self.config.costs.kernel + self.config.costs.kernel_bytes.at(touch.bytes);
         if let Some(operands) = self.touch(&site, "read", &[touch], None, end)
-            && let Some(bytes) = self.reads.get_mut(&op.submission)
+            && let Some(bytes) = self.reads.get_mut(&site.submission)
             && let Some(pieces) = operands.first().filter(|_| self.config.contents)
         {
             *bytes = self.contents.read(pieces);
@@ -178,9 +183,9 @@ impl State {
                 let epoch = if self.detector.on() { clock.tick(this.component) } else { 0 };
                 let (device, component) = (this.device, this.component);
                 let graph = Some(capture);
-                let site = Site { device, stream: handle, submission, graph, clock: &clock, component, epoch, start };
+                let site = Site { device, stream: handle, submission, graph, clock, component, epoch, start };
                 let end = self.run_kernel(&site, kernel, *tag);
-                self.finish_node(id, node, clock, end);
+                self.finish_node(id, node, site.clock, end);
             }
         }
         None
@@ -246,7 +251,7 @@ impl State {
     }
 
     /// Runs a kernel. When it ends.
-    fn run_kernel(&mut self, site: &Site<'_>, kernel: &Kernel, tag: Option<u64>) -> u64 {
+    fn run_kernel(&mut self, site: &Site, kernel: &Kernel, tag: Option<u64>) -> u64 {
         let touches = kernels::touches(kernel).unwrap_or_default();
         let bytes = touches.iter().map(|t| t.bytes).sum();
         let time = match kernel {
@@ -274,7 +279,7 @@ impl State {
     /// Checks operands and notes that they are touched. What lies behind each, or `None` if the device has faulted.
     fn touch(
         &mut self,
-        site: &Site<'_>,
+        site: &Site,
         operation: &'static str,
         touches: &[Touch],
         tag: Option<u64>,
@@ -304,7 +309,7 @@ impl State {
             operands.push(pieces);
         }
         if self.detector.on() {
-            let now = Moment { clock: site.clock, component: site.component, epoch: site.epoch };
+            let now = Moment { clock: &site.clock, component: site.component, epoch: site.epoch };
             for (touch, pieces) in touches.iter().zip(&operands) {
                 self.detector.touch(&Arc::new(access(touch)), pieces, now);
             }
