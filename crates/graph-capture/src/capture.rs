@@ -12,11 +12,25 @@ use crate::graph::{Graph, GraphId, GraphInner, GraphPool, GraphReport, PoolRepor
 use crate::reaper::Tidier;
 
 /// Ends a capture. An end that fails and leaves the stream capturing is asked for once more: nobody else will.
-pub(crate) fn end_of_capture<D: GraphDevice>(device: &D, stream: StreamHandle) -> DriverResult<GraphHandle> {
+fn end_of_capture<D: GraphDevice>(device: &D, stream: StreamHandle) -> DriverResult<GraphHandle> {
     device.end_capture(stream).or_else(|e| match device.capture_status(stream) {
         Ok(status) if !status.is_capturing() => Err(e),
         _ => device.end_capture(stream),
     })
+}
+
+/// Ends a capture whose graph nobody wants.
+pub(crate) fn abandon<D: GraphDevice>(device: &D, stream: StreamHandle) {
+    match end_of_capture(device, stream) {
+        Ok(graph) => destroy_graph(device, graph),
+        Err(e) => tracing::debug!(error = %e, "an abandoned capture ended with an error"),
+    }
+}
+
+fn destroy_graph<D: GraphDevice>(device: &D, graph: GraphHandle) {
+    if let Err(e) = device.graph_destroy(graph) {
+        tracing::warn!(error = %e, "a graph was not destroyed");
+    }
 }
 
 /// A capture under way. Requests on its stream, and on every stream that joins it, are served from its pool, whatever thread makes them.
@@ -138,9 +152,7 @@ impl<D: GraphDevice> Capture<D> {
             Ok(nodes) => nodes,
             Err(e) => {
                 // The graph must not be lost: without its nodes it is of no use to anyone.
-                if let Err(e) = self.captures.device.graph_destroy(handle) {
-                    tracing::warn!(error = %e, "a graph was not destroyed");
-                }
+                destroy_graph(&*self.captures.device, handle);
                 return Err(e.into());
             }
         };
@@ -209,14 +221,7 @@ impl<D: GraphDevice> Drop for Capture<D> {
         if self.session.is_none() {
             return;
         }
-        match end_of_capture(&*self.captures.device, self.stream.handle()) {
-            Ok(graph) => {
-                if let Err(e) = self.captures.device.graph_destroy(graph) {
-                    tracing::warn!(error = %e, "the graph of an abandoned capture was not destroyed");
-                }
-            }
-            Err(e) => tracing::debug!(error = %e, "an abandoned capture ended with an error"),
-        }
+        abandon(&*self.captures.device, self.stream.handle());
         let end = self.close();
         drop(CaptureSide::settle(self, end.holds));
         self.captures.reaper.tidy(false);

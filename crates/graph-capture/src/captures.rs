@@ -8,7 +8,7 @@ use gpupool_allocator::{Allocator, PoolId, Range, Stream};
 use gpupool_device::{CaptureMode, CaptureStatus, GraphDevice};
 
 use crate::adopted::Adopted;
-use crate::capture::{Capture, end_of_capture, not_held_by_others};
+use crate::capture::{Capture, abandon, not_held_by_others};
 use crate::error::CaptureError;
 use crate::graph::Graph;
 use crate::guarded::Guarded;
@@ -24,6 +24,15 @@ pub enum PoolChoice {
     /// This one, which other graphs may hold too. Safe as long as their launches do not overlap (which launches see to) and nobody needs
     /// one's results after another ran (which [`Graph::overlap`] and the output check tell).
     Shared(PoolId),
+}
+
+impl PoolChoice {
+    fn id(self) -> PoolId {
+        match self {
+            Self::New => PoolId::fresh_for_capture(),
+            Self::Shared(pool) => pool,
+        }
+    }
 }
 
 /// How a capture is begun.
@@ -149,10 +158,7 @@ impl<D: GraphDevice> Captures<D> {
     pub fn begin(&self, stream: &Stream<D>, options: CaptureOptions) -> Result<Capture<D>, CaptureError> {
         self.check()?;
         self.inner.reaper.tidy(false);
-        let pool = match options.pool {
-            PoolChoice::New => PoolId::fresh_for_capture(),
-            PoolChoice::Shared(pool) => pool,
-        };
+        let pool = options.pool.id();
         let available = not_held_by_others(&self.allocator);
         // Before the session is open, since from then on nothing is learned of the stream's earlier work.
         let held = self.allocator.hold_pool(pool)?;
@@ -189,11 +195,7 @@ impl<D: GraphDevice> Captures<D> {
         if let Ok(CaptureStatus::Active(id) | CaptureStatus::Invalidated(id)) = status {
             return Ok(id);
         }
-        if let Ok(graph) = end_of_capture(&*self.inner.device, stream.handle())
-            && let Err(e) = self.inner.device.graph_destroy(graph)
-        {
-            tracing::warn!(error = %e, "the graph of a capture that could not be identified was not destroyed");
-        }
+        abandon(&*self.inner.device, stream.handle());
         status?;
         Err(CaptureError::NotCapturing { stream: stream.id() })
     }
@@ -210,10 +212,7 @@ impl<D: GraphDevice> Captures<D> {
             CaptureStatus::Active(id) => id,
             _ => return Err(CaptureError::NotCapturing { stream: stream.id() }),
         };
-        let pool = match pool {
-            PoolChoice::New => PoolId::fresh_for_capture(),
-            PoolChoice::Shared(pool) => pool,
-        };
+        let pool = pool.id();
         let session = self.allocator.adopt_session(capture, pool)?;
         Ok(Adopted::new(self.allocator.clone(), session, capture, pool))
     }
