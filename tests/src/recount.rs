@@ -179,19 +179,7 @@ fn counters(state: &State, strictness: Strictness) -> Result<(), String> {
 }
 
 fn peaks(state: &State) -> Result<(), String> {
-    let stats = &state.stats;
-    let arrays = [
-        ("allocation", &stats.allocation),
-        ("segment", &stats.segment),
-        ("active", &stats.active),
-        ("inactive_split", &stats.inactive_split),
-        ("allocated_bytes", &stats.allocated_bytes),
-        ("reserved_bytes", &stats.reserved_bytes),
-        ("active_bytes", &stats.active_bytes),
-        ("inactive_split_bytes", &stats.inactive_split_bytes),
-        ("requested_bytes", &stats.requested_bytes),
-    ];
-    for (name, array) in arrays {
+    for (name, array) in state.stats.arrays() {
         for stat in [array.all, array.small_pool, array.large_pool] {
             ensure(stat.current >= 0 && stat.peak >= stat.current, || format!("{name} is {stat:?}"))?;
         }
@@ -207,17 +195,7 @@ pub fn adds_up(state: &State) -> Result<(), String> {
             format!("{name} is {stat:?}: in less out is not current")
         })
     };
-    for (name, array) in [
-        ("allocation", stats.allocation),
-        ("segment", stats.segment),
-        ("active", stats.active),
-        ("inactive_split", stats.inactive_split),
-        ("allocated_bytes", stats.allocated_bytes),
-        ("reserved_bytes", stats.reserved_bytes),
-        ("active_bytes", stats.active_bytes),
-        ("inactive_split_bytes", stats.inactive_split_bytes),
-        ("requested_bytes", stats.requested_bytes),
-    ] {
+    for (name, array) in stats.arrays() {
         for stat in [array.all, array.small_pool, array.large_pool] {
             check(name, stat)?;
         }

@@ -22,6 +22,12 @@ pub struct Stat {
 }
 
 impl Stat {
+    /// The values under PyTorch's names.
+    #[must_use]
+    pub fn values(&self) -> [(&'static str, i64); 4] {
+        [("current", self.current), ("peak", self.peak), ("allocated", self.allocated), ("freed", self.freed)]
+    }
+
     pub(crate) fn increase(&mut self, n: i64) {
         self.current += n;
         self.peak = self.peak.max(self.current);

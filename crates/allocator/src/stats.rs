@@ -107,11 +107,10 @@ impl Stats {
         self.reserved_bytes.all.current - self.active_bytes.all.current
     }
 
-    /// All figures as PyTorch's flat `memory_stats` dictionary: keys like `allocated_bytes.all.current`, in PyTorch's order.
+    /// The figures that are kept for each part, under PyTorch's names and in its order.
     #[must_use]
-    pub fn flat(&self) -> Vec<(String, i64)> {
-        let mut out = Vec::new();
-        let arrays: [(&str, &StatArray); 9] = [
+    pub fn arrays(&self) -> [(&'static str, &StatArray); 9] {
+        [
             ("active", &self.active),
             ("active_bytes", &self.active_bytes),
             ("allocated_bytes", &self.allocated_bytes),
@@ -121,8 +120,14 @@ impl Stats {
             ("requested_bytes", &self.requested_bytes),
             ("reserved_bytes", &self.reserved_bytes),
             ("segment", &self.segment),
-        ];
-        for (name, array) in arrays {
+        ]
+    }
+
+    /// All figures as PyTorch's flat `memory_stats` dictionary: keys like `allocated_bytes.all.current`, in PyTorch's order.
+    #[must_use]
+    pub fn flat(&self) -> Vec<(String, i64)> {
+        let mut out = Vec::new();
+        for (name, array) in self.arrays() {
             push_array(&mut out, name, array);
         }
         push_stat(&mut out, "oversize_allocations", &self.oversize_allocations);
@@ -152,11 +157,7 @@ fn push_array(out: &mut Vec<(String, i64)>, name: &str, array: &StatArray) {
 }
 
 fn push_stat(out: &mut Vec<(String, i64)>, name: &str, stat: &Stat) {
-    for (key, value) in
-        [("current", stat.current), ("peak", stat.peak), ("allocated", stat.allocated), ("freed", stat.freed)]
-    {
-        out.push((format!("{name}.{key}"), value));
-    }
+    out.extend(stat.values().map(|(key, value)| (format!("{name}.{key}"), value)));
 }
 
 /// A private pool's figures, read in O(1).

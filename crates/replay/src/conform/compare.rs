@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use gpupool_allocator::state::{BlockStatus, SegmentState};
-use gpupool_allocator::{Part, PoolId, Stat, State, Stats};
+use gpupool_allocator::{Part, PoolId, State, Stats};
 
 use super::device::{DeviceCall, ScriptedDevice};
 use super::op::{BlockKind, DriverCall, ExpectedBlock, ExpectedSegment, PartKind, StatsLine, Step};
@@ -128,44 +128,13 @@ fn pool_key(pool: PoolId) -> String {
     format!("{},{}", pool.0, pool.1)
 }
 
-/// Our counters under the file's keys.
+/// Our counters under the file's keys, which are PyTorch's but for those of private pools.
 fn flat(stats: &Stats) -> Vec<(String, i64)> {
-    let mut out = Vec::new();
-    let mut stat = |name: String, stat: &Stat| {
-        let values =
-            [("current", stat.current), ("peak", stat.peak), ("allocated", stat.allocated), ("freed", stat.freed)];
-        out.extend(values.map(|(key, value)| (format!("{name}.{key}"), value)));
-    };
-    let arrays = [
-        ("allocation", &stats.allocation),
-        ("segment", &stats.segment),
-        ("active", &stats.active),
-        ("inactive_split", &stats.inactive_split),
-        ("allocated_bytes", &stats.allocated_bytes),
-        ("reserved_bytes", &stats.reserved_bytes),
-        ("active_bytes", &stats.active_bytes),
-        ("inactive_split_bytes", &stats.inactive_split_bytes),
-        ("requested_bytes", &stats.requested_bytes),
-    ];
-    for (name, array) in arrays {
-        stat(format!("{name}.all"), &array.all);
-        stat(format!("{name}.small_pool"), &array.small_pool);
-        stat(format!("{name}.large_pool"), &array.large_pool);
-    }
-    stat("oversize_allocations".to_owned(), &stats.oversize_allocations);
-    stat("oversize_segments".to_owned(), &stats.oversize_segments);
+    let mut out = stats.flat();
     for (pool, array) in &stats.private_pools {
-        stat(format!("private_pools.{}", pool_key(*pool)), &array.all);
+        let name = format!("private_pools.{}", pool_key(*pool));
+        out.extend(array.all.values().map(|(key, value)| (format!("{name}.{key}"), value)));
     }
-    let numbers = [
-        ("num_alloc_retries", stats.num_alloc_retries),
-        ("num_ooms", stats.num_ooms),
-        ("num_oom_rejections", stats.num_oom_rejections),
-        ("num_sync_all_streams", stats.num_sync_all_streams),
-        ("num_device_alloc", stats.num_device_alloc),
-        ("num_device_free", stats.num_device_free),
-    ];
-    out.extend(numbers.map(|(name, value)| (name.to_owned(), value)));
     out
 }
 
