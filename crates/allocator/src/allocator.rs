@@ -132,7 +132,8 @@ impl<D: Device> Allocator<D> {
     ///
     /// # Errors
     ///
-    /// The driver's, if no event could be recorded: then call it again. `CAPTURE_UNSUPPORTED` while the stream is capturing. `INVALID_CONTEXT` for another thread's own default stream.
+    /// The driver's, if no event could be recorded: then call it again. `CAPTURE_UNSUPPORTED` while the stream is capturing.
+    /// `INVALID_CONTEXT` for another thread's own default stream.
     pub fn retire_stream(&self, stream: &Stream<D>) -> Result<(), AllocError> {
         self.check_stream(stream)?;
         if self.inner.shared.rules.streams_by_handle {

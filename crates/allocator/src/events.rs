@@ -134,11 +134,7 @@ impl<D: Device> Arena<D> {
             });
             state.deferred = rest;
             for id in &ready {
-                let uses = state.blocks[*id].uses;
-                if let Some(uses) = state.uses.get_mut(uses) {
-                    let captured = std::mem::take(&mut uses.captured);
-                    uses.streams.retain(|s| !captured.contains(&s.id));
-                }
+                state.forget_captured_uses(*id);
             }
             ready
         };

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use gpupool_device::Device;
+use gpupool_device::{Device, StreamHandle};
 
-use crate::arena::{Arena, BlockId, BlockState, LaneKind};
+use crate::arena::{Arena, BlockId, BlockState, LaneKind, Memory};
 use crate::error::AllocError;
+use crate::ids::{Part, PoolId};
 use crate::inner::{Inner, Request, Served};
 use crate::ladder::Outcome;
+use crate::pool::Pool;
 use crate::totals::Refusal;
 use crate::units::{to_bytes, to_units};
 
@@ -37,7 +39,6 @@ impl<D: Device> Inner<D> {
     }
 
     fn grow_by(&self, request: &Request<D>, bytes: u64, retry: bool) -> Result<Outcome<D>, AllocError> {
-        let pool = request.pool_id();
         if to_units(bytes).is_none() {
             // Beyond 2 TiB a segment has no record, and no driver gives one.
             return Ok(Outcome::Nothing);
@@ -52,18 +53,13 @@ impl<D: Device> Inner<D> {
                 return Err(AllocError::Rejected { requested: request.requested });
             }
         }
-        let provider = request.pool.as_ref().and_then(|p| p.provider.as_ref());
-        let memory = match self.shared.make_memory(bytes, provider, request.core.handle) {
-            Ok(memory) => memory,
-            Err(e) => {
-                self.shared.totals.cancel(bytes);
-                return if e.is_out_of_memory() { Ok(Outcome::Nothing) } else { Err(e.into()) };
-            }
+        let pool = request.pool.as_deref();
+        let Some(memory) = self.promised_memory(bytes, request.part, pool, request.core.handle)? else {
+            return Ok(Outcome::Nothing);
         };
-        self.shared.totals.commit(bytes, request.part, pool);
         let counters = &request.arena.counters;
         let mut state = request.arena.state.lock();
-        if let Some(pool) = &request.pool {
+        if let Some(pool) = pool {
             pool.counters.reserved_bytes.increase(request.part, bytes as i64);
         }
         let handed = state
@@ -73,10 +69,29 @@ impl<D: Device> Inner<D> {
         Ok(Outcome::Served(request.served(&mut state, handed)))
     }
 
+    /// Memory for a segment of a pool, of bytes that growth was promised; counted as the device's. `None` if there is no more.
+    pub(crate) fn promised_memory(
+        &self,
+        bytes: u64,
+        part: Part,
+        pool: Option<&Pool<D>>,
+        stream: StreamHandle,
+    ) -> Result<Option<Memory>, AllocError> {
+        match self.shared.make_memory(bytes, pool.and_then(|p| p.provider.as_ref()), stream) {
+            Ok(memory) => {
+                self.shared.totals.commit(bytes, part, pool.map_or(PoolId::DEFAULT, |p| p.id));
+                Ok(Some(memory))
+            }
+            Err(e) => {
+                self.shared.totals.cancel(bytes);
+                if e.is_out_of_memory() { Ok(None) } else { Err(e.into()) }
+            }
+        }
+    }
+
     /// What growth for a request takes: more than it needs where the workload repeats itself and growth is preceded by no trimming.
     fn growth_bytes(&self, request: &Request<D>) -> u64 {
-        let trims = self.shared.config.trim_before_growth() && self.shared.rules.handle_granularity.is_some();
-        if !trims || request.pool.is_some() {
+        if !self.shared.trims_before_growth() || request.pool.is_some() {
             return request.segment_bytes;
         }
         let mut state = request.arena.state.lock();

@@ -68,9 +68,14 @@ impl<D: Device> Request<D> {
     /// A block of the request's arena, handed out. Inside a capture it belongs to the stream's lane there from now on, and when it is
     /// freed after the capture, to no stream: so its free must then say which stream it comes from.
     pub(crate) fn served(&self, state: &mut ArenaState, handed: Handed) -> Served<D> {
+        self.served_in(state, handed, self.lane)
+    }
+
+    /// As [`served`](Self::served), from this lane of its stream.
+    pub(crate) fn served_in(&self, state: &mut ArenaState, handed: Handed, lane: u32) -> Served<D> {
         let in_capture = self.neutral.is_some();
         if in_capture {
-            state.blocks[handed.block].lane = self.lane;
+            state.blocks[handed.block].lane = lane;
         }
         let borrower = in_capture.then(|| Arc::clone(&self.core));
         Served { arena: Arc::clone(&self.arena), handed, borrower }

@@ -115,7 +115,7 @@ impl<D: Device> Inner<D> {
                 let tidied = self.hooks.tidy(false);
                 progress(self.hooks.reclaim(request.segment_bytes) || tidied)
             }
-            Step::GarbageCollection => progress(self.collect_garbage(request)? > 0),
+            Step::GarbageCollection => progress(self.collect_garbage()? > 0),
             Step::TakeIdleSegment { wait } => progress(self.take_idle_segment(request, wait)?),
             Step::TakeFromRetired => self.take_from_retired(request).map_or(Outcome::Nothing, Outcome::Served),
             Step::ReservedAhead => self.take_reserved(request).map_or(Outcome::Nothing, Outcome::Served),

@@ -132,7 +132,7 @@ impl<D: Device> Arena<D> {
 impl<D: Device> Inner<D> {
     /// Garbage collection, when a threshold and a limit are set: gives back free segments of the default pool's large parts that
     /// are at least of average age, until the bytes held are under the threshold or nothing is left. Returns bytes.
-    pub(crate) fn collect_garbage(&self, _request: &Request<D>) -> Result<u64, AllocError> {
+    pub(crate) fn collect_garbage(&self) -> Result<u64, AllocError> {
         let Some(threshold) = self.shared.config.garbage_collection_threshold() else { return Ok(0) };
         let (held, limit) = {
             let totals = self.shared.totals.lock();
@@ -190,9 +190,8 @@ impl<D: Device> Inner<D> {
         };
         let after = held.saturating_add(request.segment_bytes);
         let counters = &request.arena.counters;
-        let trims = config.trim_before_growth()
-            && self.shared.rules.handle_granularity.is_some()
-            && !request.arena.state.lock().repetition.covers(request.size, counters);
+        let trims =
+            self.shared.trims_before_growth() && !request.arena.state.lock().repetition.covers(request.size, counters);
         let over_peak = if trims { after.saturating_sub(peak) } else { 0 };
         let over_mark = config.trim_above().map_or(0, |mark| after.saturating_sub(mark));
         let excess = over_peak.max(over_mark);

@@ -79,6 +79,11 @@ impl<D: Device> Shared<D> {
         self.counts_ages.load(Ordering::Relaxed)
     }
 
+    /// Whether idle segments are given back before growth: where that is configured and giving back waits for nothing.
+    pub(crate) fn trims_before_growth(&self) -> bool {
+        self.config.trim_before_growth() && self.rules.handle_granularity.is_some()
+    }
+
     /// The number that the next segment gets at least.
     pub(crate) fn next_segment_ordinal(&self) -> u64 {
         self.next_ordinal.load(Ordering::Relaxed)

@@ -87,6 +87,15 @@ impl ArenaState {
         }
     }
 
+    /// A capture is over, and with it the uses of a block that were recorded inside it. Whether the block has no other.
+    pub(crate) fn forget_captured_uses(&mut self, id: BlockId) -> bool {
+        self.uses.get_mut(self.blocks[id].uses).is_none_or(|uses| {
+            let captured = std::mem::take(&mut uses.captured);
+            uses.streams.retain(|s| !captured.contains(&s.id));
+            uses.streams.is_empty()
+        })
+    }
+
     /// The streams recorded for a block.
     pub(crate) fn streams_using(&self, id: BlockId) -> Vec<Arc<StreamCore>> {
         self.uses.get(self.blocks[id].uses).map(|u| u.streams.clone()).unwrap_or_default()

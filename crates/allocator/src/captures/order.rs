@@ -20,7 +20,7 @@ pub(crate) struct ReachSets {
 }
 
 impl ReachSets {
-    /// The ids of all captures that sets are kept for.
+    /// Drops them all.
     pub(crate) fn clear(&mut self) {
         self.sets.clear();
     }

@@ -27,13 +27,7 @@ impl<D: Device> Arena<D> {
             let mine: Vec<BlockId> = mine;
             let mut still_used = Vec::new();
             for id in mine {
-                let uses = state.blocks[id].uses;
-                let over = state.uses.get_mut(uses).is_none_or(|uses| {
-                    let captured = std::mem::take(&mut uses.captured);
-                    uses.streams.retain(|s| !captured.contains(&s.id));
-                    uses.streams.is_empty()
-                });
-                if over {
+                if state.forget_captured_uses(id) {
                     state.complete_free(id, &self.counters);
                 } else {
                     still_used.push(id);
@@ -109,15 +103,9 @@ impl<D: Device> Inner<D> {
             Err(Refusal::Rejected) => return Err(AllocError::Rejected { requested: bytes }),
             Err(Refusal::Limit) => return Err(AllocError::CannotReserve { pool: id, bytes }),
         }
-        let memory = match self.shared.make_memory(bytes, pool.provider.as_ref(), self.shared.neutral.handle) {
-            Ok(memory) => memory,
-            Err(e) => {
-                self.shared.totals.cancel(bytes);
-                let refused = AllocError::CannotReserve { pool: id, bytes };
-                return Err(if e.is_out_of_memory() { refused } else { e.into() });
-            }
-        };
-        self.shared.totals.commit(bytes, part, id);
+        let memory = self
+            .promised_memory(bytes, part, Some(&pool), self.shared.neutral.handle)?
+            .ok_or(AllocError::CannotReserve { pool: id, bytes })?;
         let mut state = pool.arena.state.lock();
         pool.counters.reserved_bytes.increase(part, bytes as i64);
         let lane = state.lanes_of(pool.slot, &self.shared.neutral, LaneKind::Neutral) + part.index() as u32;
@@ -139,9 +127,6 @@ impl<D: Device> Inner<D> {
         }
         let block = state.take_from(lane, Some(neutral), request.size, self.shared.counts_ages(), counters)?;
         let handed = state.hand_out(block, request.size, request.requested, counters)?;
-        state.blocks[handed.block].lane = lane;
-        drop(state);
-        let borrower = Some(Arc::clone(&request.core));
-        Some(Served { arena: Arc::clone(&request.arena), handed, borrower })
+        Some(request.served_in(&mut state, handed, lane))
     }
 }

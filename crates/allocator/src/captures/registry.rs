@@ -86,8 +86,11 @@ struct Sessions {
 }
 
 impl Sessions {
-    fn are_drawing_from(&self, pool: PoolId) -> bool {
-        self.open.iter().any(|s| s.draws_from(pool)) || self.settling.iter().any(|(_, pools)| pools.contains(&pool))
+    /// Whether a session other than `beside` draws from a pool, or has left it unsettled.
+    fn are_drawing_from(&self, pool: PoolId, beside: Option<SessionKey>) -> bool {
+        let other = |key: SessionKey| beside != Some(key);
+        self.open.iter().any(|s| other(s.key) && s.draws_from(pool))
+            || self.settling.iter().any(|(key, pools)| other(*key) && pools.contains(&pool))
     }
 }
 
@@ -136,7 +139,7 @@ impl CaptureRegistry {
     fn open(&self, stream: Option<(u32, StreamHandle)>, id: Option<CaptureId>, pool: PoolId) -> Option<SessionKey> {
         let mut sessions = self.sessions.lock();
         let known = id.is_some() && sessions.open.iter().any(|s| s.id == id);
-        if known || sessions.are_drawing_from(pool) {
+        if known || sessions.are_drawing_from(pool, None) {
             return None;
         }
         sessions.next += 1;
@@ -169,9 +172,7 @@ impl CaptureRegistry {
 
     /// Whether another session than `key` draws from a pool.
     pub(crate) fn is_drawn_from_beside(&self, key: SessionKey, pool: PoolId) -> bool {
-        let sessions = self.sessions.lock();
-        let settling = sessions.settling.iter().any(|(_, pools)| pools.contains(&pool));
-        settling || sessions.open.iter().any(|s| s.key != key && s.draws_from(pool))
+        self.sessions.lock().are_drawing_from(pool, Some(key))
     }
 
     /// Differs from what it was before if a session was opened in between. One load.
@@ -228,20 +229,18 @@ impl CaptureRegistry {
         by_id.or_else(by_stream).map(|s| (s.key, s.pool))
     }
 
-    /// Keeps a pool for a session's graph. Returns the hold back if the session is over or has it.
+    /// Keeps a pool for a session's graph. Returns the hold back if the session is over or has it, or
+    /// another draws from the pool.
     pub(crate) fn keep(&self, key: SessionKey, hold: PoolHold) -> Option<PoolHold> {
         let mut sessions = self.sessions.lock();
+        if sessions.are_drawing_from(hold.id(), Some(key)) {
+            return Some(hold);
+        }
         let Some(session) = sessions.open.iter_mut().find(|s| s.key == key) else { return Some(hold) };
         if session.holds.iter().any(|h| h.is_same_pool(&hold)) {
             return Some(hold);
         }
-        let pool = hold.id();
-        if sessions.open.iter().any(|s| s.key != key && s.draws_from(pool)) {
-            return Some(hold);
-        }
-        if let Some(session) = sessions.open.iter_mut().find(|s| s.key == key) {
-            session.holds.push(hold);
-        }
+        session.holds.push(hold);
         None
     }
 
