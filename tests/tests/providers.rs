@@ -156,6 +156,53 @@ fn reclaimers_are_asked_in_order_once_a_request_and_may_use_the_allocator() {
 }
 
 #[test]
+fn a_stream_retired_during_a_request_of_its_own_keeps_no_memory() {
+    for backing in BACKINGS {
+        let lab = Lab::new(backing, 1_000);
+        let (allocator, stream) = (lab.allocator.clone(), lab.stream(1));
+        let gone = stream.clone();
+        let hook = lab.allocator.add_reclaimer(
+            0,
+            Arc::new(move |_| {
+                allocator.retire_stream(&gone).unwrap();
+                allocator.trim().unwrap();
+                false
+            }),
+        );
+        let refused = lab.allocator.alloc(30 * MIB, &stream).unwrap_err();
+        assert!(matches!(refused, AllocError::RetiredStream { .. }), "{refused}");
+        assert_eq!(lab.reserved(), 0, "{backing:?}: whoever keeps the stream's handle keeps no memory");
+        assert!(lab.allocator.remove_hook(hook));
+        drop(stream);
+        lab.done();
+    }
+}
+
+#[test]
+fn a_pool_given_up_during_a_request_for_it_keeps_no_memory() {
+    for policy in [Policy::Segments, Policy::Torch215] {
+        let lab = Lab::with(Config::new(policy), 1_000);
+        let pool = PoolId::fresh();
+        lab.allocator.begin_allocate_to_pool(pool, Filter::All).unwrap();
+        let allocator = lab.allocator.clone();
+        let hook = lab.allocator.add_reclaimer(
+            0,
+            Arc::new(move |_| {
+                allocator.end_allocate_to_pool(pool).unwrap();
+                allocator.release_pool(pool).unwrap();
+                allocator.empty_cache().unwrap();
+                false
+            }),
+        );
+        let refused = lab.allocator.alloc(30 * MIB, &lab.stream(1)).unwrap_err();
+        assert!(matches!(refused, AllocError::Pool(PoolError::Unknown { .. })), "{refused}");
+        assert_eq!(lab.reserved(), 0);
+        assert!(lab.allocator.remove_hook(hook));
+        lab.done();
+    }
+}
+
+#[test]
 fn an_observer_whose_own_request_finds_no_memory_is_not_told_of_that() {
     for backing in BACKINGS {
         let lab = Lab::new(backing, 100);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gpupool_device::{Device, StreamHandle};
 
 use crate::arena::{Arena, BlockId, BlockState, LaneKind, Memory};
-use crate::error::AllocError;
+use crate::error::{AllocError, PoolError};
 use crate::ids::{Part, PoolId};
 use crate::inner::{Inner, Request, Served};
 use crate::ladder::Outcome;
@@ -59,6 +59,10 @@ impl<D: Device> Inner<D> {
         };
         let counters = &request.arena.counters;
         let mut state = request.arena.state.lock();
+        if request.is_stranded(&state) {
+            drop(state);
+            return Err(self.refuse_stranded(request, memory));
+        }
         if let Some(pool) = pool {
             pool.counters.reserved_bytes.increase(request.part, bytes as i64);
         }
@@ -67,6 +71,16 @@ impl<D: Device> Inner<D> {
             .and_then(|block| state.hand_out(block, request.size, request.requested, counters));
         let Some(handed) = handed else { return Ok(Outcome::Nothing) };
         Ok(Outcome::Served(request.served(&mut state, handed)))
+    }
+
+    /// Gives memory back that was meant for a request whose stream or pool went away meanwhile: nobody would find it there.
+    fn refuse_stranded(&self, request: &Request<D>, memory: Memory) -> AllocError {
+        let pool = request.pool.as_ref().map(|p| p.id);
+        self.shared.give_back_or_strand(memory, request.part, pool);
+        match pool {
+            Some(pool) => PoolError::Unknown { pool }.into(),
+            None => AllocError::RetiredStream { stream: request.core.id },
+        }
     }
 
     /// Memory for a segment of a pool, of bytes that growth was promised; counted as the device's. `None` if there is no more.
@@ -134,7 +148,12 @@ impl<D: Device> Inner<D> {
                 state.detach(idle.block).map(|s| s.memory)
             };
             let Some(memory) = memory else { continue };
-            request.arena.state.lock().attach(memory, request.lane);
+            let mut state = request.arena.state.lock();
+            if request.is_stranded(&state) {
+                drop(state);
+                return Err(self.refuse_stranded(request, memory));
+            }
+            state.attach(memory, request.lane);
             return Ok(true);
         }
         Ok(false)

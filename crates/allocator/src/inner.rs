@@ -65,6 +65,12 @@ impl<D: Device> Request<D> {
         self.pool.as_ref().map_or(PoolId::DEFAULT, |p| p.id)
     }
 
+    /// Whether the stream was retired, or the pool given up, and its lane forgotten since the request was routed. (A capture that has just
+    /// ended leaves its pool's neutral lane.)
+    pub(crate) fn is_stranded(&self, state: &ArenaState) -> bool {
+        self.neutral.is_none() && !state.lanes[self.lane as usize].in_use
+    }
+
     /// A block of the request's arena, handed out. Inside a capture it belongs to the stream's lane there from now on, and when it is
     /// freed after the capture, to no stream: so its free must then say which stream it comes from.
     pub(crate) fn served(&self, state: &mut ArenaState, handed: Handed) -> Served<D> {
@@ -461,11 +467,13 @@ impl<D: Device> Inner<D> {
     /// Forgets the arenas of retired streams that hold nothing any more, and the streams whose last work is done.
     pub(crate) fn forget_retired(&self) {
         for arena in self.default_arenas() {
-            let state = arena.state.lock();
+            let mut state = arena.state.lock();
             let retired = state.lanes.iter().all(|l| !l.in_use || l.core.is_retired());
             if self.single.is_some() || !arena.holds_default || !retired || !state.segments.is_empty() {
                 continue;
             }
+            // A request that is on its way here finds its lane gone.
+            state.remove_slot(0);
             drop(state);
             self.default_arenas.lock().retain(|a| !Arc::ptr_eq(a, &arena));
             let removed = {

@@ -99,7 +99,14 @@ impl<D: Device> Arena<D> {
                 }
                 Err(e) => {
                     tracing::warn!(address = %segment.memory.base, bytes = idle.bytes, error = %e, "the driver did not take a segment back");
-                    self.state.lock().attach(segment.memory, segment.lane);
+                    let mut state = self.state.lock();
+                    if state.lanes[segment.lane as usize].in_use {
+                        state.attach(segment.memory, segment.lane);
+                    } else {
+                        // Its stream or pool was forgotten while it was out: nobody would find it here.
+                        drop(state);
+                        self.shared.give_back_or_strand(segment.memory, part, Some(pool));
+                    }
                     out.refused_bytes += idle.bytes;
                     out.refused.get_or_insert(e);
                 }
