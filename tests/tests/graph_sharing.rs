@@ -419,3 +419,24 @@ fn requests_outside_a_capture_are_those_of_its_own_guard_whatever_the_order_of_c
     lab.device.run_until_idle();
     lab.close();
 }
+
+#[test]
+fn the_pool_of_a_graph_is_its_captures_own_whatever_other_it_touched() {
+    let lab = Lab::new(Scheduler::InOrder);
+    let a = lab.stream();
+    let inner = PoolId::fresh();
+    let capture = lab.begin(&a, CaptureOptions::new());
+    let own = capture.pool();
+    assert!(inner < own, "the other pool is the first in order");
+    let scope = lab.allocator.begin_allocate_inside(capture.id(), inner, gpupool_allocator::Filter::All).unwrap();
+    drop(lab.block(1, 4 * KIB, &a));
+    assert!(lab.allocator.close_scope(scope));
+    lab.allocator.release_pool(inner).unwrap();
+    drop(lab.block(1, 4 * KIB, &a));
+    let graph = capture.end().unwrap();
+    assert_eq!((graph.pool(), graph.pools()), (own, vec![inner, own]));
+    let next = lab.begin(&a, CaptureOptions::new().with_pool_of(&graph));
+    assert_eq!(next.pool(), own);
+    drop((next.end().unwrap(), graph));
+    lab.close();
+}

@@ -171,6 +171,7 @@ impl<D: GraphDevice> Capture<D> {
                 id: GraphId::fresh(),
                 device: Arc::clone(&self.captures.device),
                 handle,
+                pool: self.pool,
                 reaper: Arc::downgrade(&self.captures.reaper),
                 pools,
                 inputs: crate::sync::Mutex::new(Vec::new()),

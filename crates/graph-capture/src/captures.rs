@@ -78,10 +78,7 @@ impl CaptureOptions {
     /// Draws from the pool of another graph.
     #[must_use]
     pub fn with_pool_of<D: GraphDevice>(self, graph: &Graph<D>) -> Self {
-        match graph.pools().first() {
-            Some(pool) => self.with_pool(*pool),
-            None => self,
-        }
+        self.with_pool(graph.pool())
     }
 
     /// Sets [`settle`](Self::settle).

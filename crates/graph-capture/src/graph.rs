@@ -129,6 +129,8 @@ pub(crate) struct GraphInner<D: GraphDevice> {
     pub(crate) id: GraphId,
     pub(crate) device: Arc<D>,
     pub(crate) handle: GraphHandle,
+    /// The capture's own pool; `pools` may begin with another that a scope inside it led to.
+    pub(crate) pool: PoolId,
     /// Weak, since the queue holds graphs.
     pub(crate) reaper: Weak<Reaper<D>>,
     /// In the order their runs are locked in.
@@ -193,6 +195,12 @@ impl<D: GraphDevice> Graph<D> {
     #[must_use]
     pub fn report(&self) -> &GraphReport {
         &self.inner.report
+    }
+
+    /// The pool that its capture drew from.
+    #[must_use]
+    pub fn pool(&self) -> PoolId {
+        self.inner.pool
     }
 
     /// The pools that the graph holds.
