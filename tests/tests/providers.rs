@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use gpupool_allocator::state::BackingKind;
-use gpupool_allocator::{AllocError, Config, Filter, Policy, PoolError, PoolId, SegmentProvider};
+use gpupool_allocator::{AllocError, Config, Filter, Part, Policy, PoolError, PoolId, SegmentProvider};
 use gpupool_device::{Address, Call, StreamHandle, code};
 use gpupool_tests::lab::{BACKINGS, Backing, Block, Lab, MIB, segments};
 
@@ -251,5 +251,42 @@ fn without_caching_what_the_driver_did_not_take_is_given_back_later() {
         drop(block);
         lab.allocator.empty_cache().unwrap();
         assert_eq!(lab.device.sim.memory_in_use(), 0);
+    }
+}
+
+#[test]
+fn reserving_more_than_a_segment_can_be_is_refused_and_takes_nothing() {
+    const TIB: u64 = 1 << 40;
+    let (lab, provider, pool) = (Lab::new(Backing::Virtual, 1_000), Counting::new(u64::MAX / 2), PoolId::fresh());
+    lab.allocator.create_pool_with(pool, Arc::clone(&provider) as Arc<dyn SegmentProvider>).unwrap();
+    for bytes in [2 * TIB, 4 * TIB, u64::MAX] {
+        let refused = lab.allocator.reserve_pool(pool, Part::Large, bytes).unwrap_err();
+        assert!(matches!(refused, AllocError::CannotReserve { .. }), "{refused}");
+    }
+    assert_eq!((lab.reserved(), provider.calls.load(Ordering::Relaxed)), (0, 0));
+    lab.allocator.release_pool(pool).unwrap();
+    lab.done();
+}
+
+#[test]
+fn a_checkpoint_of_another_allocators_pool_of_the_same_id_changes_nothing() {
+    let pool = PoolId::fresh();
+    let labs = [4u64, 40].map(|mib| {
+        let lab = Lab::new(Backing::Virtual, 1_000);
+        lab.allocator.begin_allocate_to_pool(pool, Filter::All).unwrap();
+        let block = lab.alloc(1, mib);
+        lab.allocator.end_allocate_to_pool(pool).unwrap();
+        (lab, block)
+    });
+    let checkpoint = labs[1].0.allocator.checkpoint_pool(pool).unwrap();
+    let (lab, block) = &labs[0];
+    let before = lab.live_blocks();
+    let refused = lab.allocator.restore_pool(&checkpoint, &lab.stream(1)).map(drop).unwrap_err();
+    assert!(matches!(refused, AllocError::Pool(PoolError::CheckpointMismatch { .. })), "{refused}");
+    assert!(lab.live_blocks() == before && block.size() == 4 * MIB);
+    for (lab, block) in labs {
+        drop(block);
+        lab.allocator.release_pool(pool).unwrap();
+        lab.done();
     }
 }

@@ -17,6 +17,8 @@ use crate::units::{Units, to_bytes, to_units};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolCheckpoint {
     pool: PoolId,
+    /// Whose pool: others may have one of this id.
+    allocator: u64,
     segments: Vec<SegmentLayout>,
 }
 
@@ -67,13 +69,16 @@ impl<D: Device> Inner<D> {
             segments.push((segment.part, SegmentLayout { ordinal: segment.memory.ordinal, blocks }));
         }
         segments.sort_by_key(|(part, s)| (std::cmp::Reverse(*part), s.ordinal));
-        Ok(PoolCheckpoint { pool: id, segments: segments.into_iter().map(|(_, s)| s).collect() })
+        Ok(PoolCheckpoint { pool: id, allocator: self.id, segments: segments.into_iter().map(|(_, s)| s).collect() })
     }
 
     /// Brings a layout back: frees every live block of the pool, then carves each noted segment as it was. Segments made since stay,
     /// free. Nothing is changed if the checkpoint does not fit.
     pub(crate) fn restore(&self, checkpoint: &PoolCheckpoint, stream: &Stream<D>) -> Result<Restored<D>, AllocError> {
         let id = checkpoint.pool;
+        if checkpoint.allocator != self.id {
+            return Err(PoolError::CheckpointMismatch { pool: id, why: "it is another allocator's" }.into());
+        }
         let pool = self.pools.get(id)?;
         if self.pools.use_count(id)? <= 0 {
             return Err(PoolError::Released { pool: id }.into());

@@ -11,7 +11,7 @@ use crate::inner::{Inner, Request, Served};
 use crate::ladder::Outcome;
 use crate::pool::Pool;
 use crate::totals::Refusal;
-use crate::units::{to_bytes, to_units};
+use crate::units::to_bytes;
 
 /// A wholly free segment, noted while its arena was locked.
 #[derive(Clone, Copy, Debug)]
@@ -39,10 +39,6 @@ impl<D: Device> Inner<D> {
     }
 
     fn grow_by(&self, request: &Request<D>, bytes: u64, retry: bool) -> Result<Outcome<D>, AllocError> {
-        if to_units(bytes).is_none() {
-            // Beyond 2 TiB a segment has no record, and no driver gives one.
-            return Ok(Outcome::Nothing);
-        }
         match self.shared.totals.begin_growth(bytes, retry) {
             Ok(()) => {}
             Err(Refusal::Limit) => return Ok(Outcome::Nothing),

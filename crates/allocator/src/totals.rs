@@ -6,6 +6,7 @@ use crate::config::LimitSource;
 use crate::counters::{Stat, StatArray};
 use crate::ids::{Part, PoolId};
 use crate::sync::{Guard, Mutex, Rank};
+use crate::units::to_units;
 
 /// A limit on the bytes held from the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,7 +20,7 @@ pub struct Limit {
 /// Why memory may not be asked of the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
-    /// A limit: treated like a driver that has no more.
+    /// A limit, or more than a segment can be: treated like a driver that has no more.
     Limit,
     /// The configured fraction forbids it outright (PyTorch's `throw_on_cudamalloc_oom`).
     Rejected,
@@ -67,6 +68,10 @@ impl Totals {
     /// Promises `bytes` of growth, so that two threads cannot both pass the limit. Followed by [`commit`](Self::commit) or
     /// [`cancel`](Self::cancel).
     pub(crate) fn begin_growth(&self, bytes: u64, retry: bool) -> Result<(), Refusal> {
+        if to_units(bytes).is_none() {
+            // Beyond 2 TiB a segment has no record, and no driver gives one.
+            return Err(Refusal::Limit);
+        }
         let mut t = self.state.lock();
         if retry {
             t.alloc_retries += 1;

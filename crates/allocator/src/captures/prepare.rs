@@ -97,7 +97,9 @@ impl<D: Device> Inner<D> {
     /// Adds one segment of at least `bytes` to a pool ahead of a capture. Returns its bytes.
     pub(crate) fn reserve(&self, id: PoolId, part: Part, bytes: u64) -> Result<u64, AllocError> {
         let pool = self.pools.get(id)?;
-        let bytes = self.shared.segment_bytes(bytes.max(1).next_multiple_of(2 << 20));
+        let whole =
+            bytes.max(1).checked_next_multiple_of(2 << 20).ok_or(AllocError::CannotReserve { pool: id, bytes })?;
+        let bytes = self.shared.segment_bytes(whole);
         match self.shared.totals.begin_growth(bytes, false) {
             Ok(()) => {}
             Err(Refusal::Rejected) => return Err(AllocError::Rejected { requested: bytes }),
