@@ -1,11 +1,20 @@
-//! Scopes: "route these requests to that pool". A scope is not a capture, and is never treated as one (but see the policies).
+//! Where a request goes: the default pool, a scope's or a capture's.
+//!
+//! A scope is "route these requests to that pool". It is not a capture, and is never treated as one (but see the policies).
 
 use crate::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::thread::ThreadId;
 
-use gpupool_device::{CaptureId, StreamHandle};
+use gpupool_device::{CaptureId, CaptureStatus, Device, StreamHandle};
 
+use crate::captures::SessionKey;
+use crate::error::AllocError;
 use crate::ids::PoolId;
+use crate::inner::Inner;
+use crate::policy::Routing;
+use crate::pool::Pool;
+use crate::stream::Stream;
 use crate::sync::{Mutex, Rank};
 
 /// Which requests a scope claims.
@@ -81,5 +90,132 @@ impl Scopes {
     /// All open scopes, newest first.
     pub(crate) fn newest_first(&self) -> Vec<Scope> {
         self.list.lock().iter().rev().copied().collect()
+    }
+}
+
+/// Where a request goes.
+pub(crate) enum Route<D: Device> {
+    /// The default pool.
+    Default,
+    /// A private pool, by an open scope.
+    Scope(Arc<Pool<D>>),
+    /// A pool of the capture that the stream is in. The capture's own one, for which the stream remembers the route, comes with the
+    /// capture and the number of sessions closed before it was looked up.
+    Capture(Arc<Pool<D>>, Option<(CaptureId, u64)>),
+}
+
+impl<D: Device> Inner<D> {
+    /// The private pool that a request on `stream` goes to, if any. Asks the driver nothing while no capture and no scope is open.
+    /// `status` is what it said of the stream a moment ago, if it was asked.
+    pub(crate) fn route(
+        self: &Arc<Self>,
+        stream: &Stream<D>,
+        status: Option<CaptureStatus>,
+    ) -> Result<Route<D>, AllocError> {
+        match self.shared.rules.routing {
+            Routing::NewestScope => {
+                if self.shared.context.scopes.is_empty() {
+                    return Ok(Route::Default);
+                }
+                for scope in self.shared.context.scopes.newest_first() {
+                    if self.claims(&scope.filter, stream, None)? {
+                        return Ok(Route::Scope(self.pools.get(scope.pool)?));
+                    }
+                }
+                Ok(Route::Default)
+            }
+            Routing::CaptureFirst => {
+                if self.shared.context.scopes.is_empty() && self.shared.registry.is_quiet() {
+                    return Ok(Route::Default);
+                }
+                self.route_capture_first(stream, status)
+            }
+        }
+    }
+
+    fn route_capture_first(
+        self: &Arc<Self>,
+        stream: &Stream<D>,
+        status: Option<CaptureStatus>,
+    ) -> Result<Route<D>, AllocError> {
+        let registry = &self.shared.registry;
+        let closed = registry.closed();
+        let status = match (status, registry.is_quiet()) {
+            (Some(status), _) => Some(status),
+            (None, true) => None,
+            (None, false) => Some(self.shared.driver.capture_status(stream.core.handle)?),
+        };
+        let capture = match status {
+            None | Some(CaptureStatus::None) => None,
+            Some(CaptureStatus::Active(id)) => Some(id),
+            Some(CaptureStatus::Invalidated(_)) => {
+                return Err(AllocError::InvalidatedCapture { stream: stream.core.id });
+            }
+        };
+        let scopes = self.shared.context.scopes.newest_first();
+        let open_scope = |inside: bool| -> Result<Option<PoolId>, AllocError> {
+            for scope in &scopes {
+                let opened_inside = scope.inside.is_some() && scope.inside == capture;
+                if opened_inside == inside && self.claims(&scope.filter, stream, status)? {
+                    return Ok(Some(scope.pool));
+                }
+            }
+            Ok(None)
+        };
+        let Some(capture) = capture else {
+            return Ok(match open_scope(false)?.filter(|pool| !pool.is_default()) {
+                Some(pool) => Route::Scope(self.pools.get(pool)?),
+                None => Route::Default,
+            });
+        };
+        let scope = open_scope(true)?;
+        if scope.is_some_and(PoolId::is_default) {
+            return Ok(Route::Default);
+        }
+        let device = self.shared.driver.device().ordinal();
+        let Some((session, own)) = registry.find(capture, device, stream.core.handle) else {
+            return Err(AllocError::UnknownCapture { stream: stream.core.id, capture });
+        };
+        // What a scope inside leads to is baked into the graph as well, so its graph holds that pool too.
+        Ok(match scope {
+            Some(inner) => Route::Capture(self.pool_of_capture(session, inner)?, None),
+            None => Route::Capture(self.pool_of_capture(session, own)?, Some((capture, closed))),
+        })
+    }
+
+    /// A pool of a capture on this device: made, and kept for the capture's graph, at the first request.
+    fn pool_of_capture(self: &Arc<Self>, session: SessionKey, id: PoolId) -> Result<Arc<Pool<D>>, AllocError> {
+        if !self.shared.registry.keeps(session, self.id, id) {
+            if self.shared.registry.is_drawn_from_beside(session, id) {
+                return Err(AllocError::PoolInCapture { pool: id });
+            }
+            // The session holds the pool on some device; that it was forgotten on this one, where nobody held it, ends nothing.
+            self.pools.lock().gone.remove(&id);
+            self.take_pool(id, None)?;
+            let pool = self.pools.get(id)?;
+            if let Some(hold) = self.hold(&pool) {
+                hold.start_recording();
+                // Another thread may have kept it meanwhile: then this one's hold goes.
+                drop(self.shared.registry.keep(session, hold));
+            }
+            self.release_pool(id)?;
+            if !self.shared.registry.keeps(session, self.id, id) {
+                return Err(AllocError::PoolInCapture { pool: id });
+            }
+            self.pools.mark_captured(id);
+            return Ok(pool);
+        }
+        Ok(self.pools.get(id)?)
+    }
+
+    /// Whether a scope claims the stream's requests; asks the driver only if it must and `status` is not known.
+    fn claims(&self, filter: &Filter, stream: &Stream<D>, status: Option<CaptureStatus>) -> Result<bool, AllocError> {
+        let ask = || self.shared.driver.capture_status(stream.core.handle);
+        Ok(match filter {
+            Filter::All => true,
+            Filter::Stream(handle) => *handle == stream.core.handle,
+            Filter::Thread(thread) => *thread == std::thread::current().id(),
+            Filter::Capture(id) => status.map_or_else(ask, Ok)? == CaptureStatus::Active(*id),
+        })
     }
 }
