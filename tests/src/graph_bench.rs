@@ -347,3 +347,23 @@ pub fn calls_since(before: &BTreeMap<Call, u64>, now: &BTreeMap<Call, u64>) -> B
     let since = now.iter().map(|(call, n)| (*call, n - before.get(call).copied().unwrap_or(0)));
     since.filter(|(_, n)| *n > 0).collect()
 }
+
+/// A lab whose device keeps no contents and looks for no races: for what is counted only.
+pub fn counting_lab() -> Lab {
+    Lab::with(SimConfig::default().for_replay(), Config::new(Policy::Segments))
+}
+
+/// A graph that fills a block of the pool with `value`; the block is let go in the capture or kept.
+pub fn filler(
+    lab: &Lab,
+    s: &Stream<SimDevice>,
+    options: CaptureOptions,
+    party: u64,
+    value: u32,
+) -> (Graph<SimDevice>, Executable<SimDevice>, Block) {
+    lab.capture(s, options, || {
+        let block = lab.block(party, 4 * KIB, s);
+        lab.fill(s, &block, value);
+        block
+    })
+}
