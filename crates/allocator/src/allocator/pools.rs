@@ -49,7 +49,7 @@ impl<D: Device> Allocator<D> {
 
     /// Opens a session for a capture that is about to begin on `stream` and draws from `pool`: the pool is held, what it hands out is
     /// noted, and from the driver's begin on the capture's requests go to it. Close it with
-    /// [`CaptureRegistry::close`] after the driver's end, whether or not the driver began.
+    /// [`CaptureRegistry::close`](crate::CaptureRegistry::close) after the driver's end, whether or not the driver began.
     ///
     /// # Errors
     ///
