@@ -220,6 +220,70 @@ fn earlier_uses_of_a_stream_settle_while_its_later_ones_run() {
     lab.done();
 }
 
+// Entry 15: an event recorded when a block is freed also waits for the work that was submitted after its last use.
+#[test]
+fn a_block_whose_last_use_was_told_does_not_wait_for_what_came_after_it() {
+    for backing in BACKINGS {
+        let lab = Lab::new(backing, 20_000);
+        let whole = lab.alloc(1, 200);
+        lab.free(whole);
+        let blocks = [lab.alloc(1, 100), lab.alloc(1, 100)];
+        let places = [blocks[0].address(), blocks[1].address()];
+        let two = lab.stream(2);
+        lab.run_until(2, &blocks[0], 1);
+        let last = two.mark_work().unwrap();
+        blocks[0].record_last_use(&last).unwrap();
+        // Later work of the same stream, on the other block.
+        lab.run_until(2, &blocks[1], 9);
+        lab.record(&blocks[1], 2);
+        blocks.into_iter().for_each(|b| lab.free(b));
+        assert_eq!(lab.pending(), 200, "{backing:?}");
+        lab.finish();
+        let again = lab.alloc(1, 100);
+        assert_eq!((again.address(), lab.pending(), lab.reserved()), (places[0], 100, 200));
+        // A use that is over by the time of the free keeps nothing.
+        lab.ran(1, &again);
+        assert!(last.poll().unwrap());
+        again.record_last_use(&last).unwrap();
+        lab.free(again);
+        assert_eq!(lab.pending(), 100);
+        (0..9).for_each(|_| lab.finish());
+        drop((two, last));
+        lab.done();
+    }
+}
+
+// Entry 15: what says less about a use wins.
+#[test]
+fn a_last_use_does_not_take_back_a_use_without_an_end() {
+    for last_first in [true, false] {
+        let lab = Lab::new(Backing::Virtual, 20_000);
+        let x = lab.alloc(1, 100);
+        let two = lab.stream(2);
+        let (place, last) = (x.address(), two.mark_work().unwrap());
+        if last_first {
+            x.record_last_use(&last).unwrap();
+        }
+        lab.record(&x, 2);
+        if !last_first {
+            x.record_last_use(&last).unwrap();
+        }
+        lab.run(2, &x);
+        lab.free(x);
+        let y = lab.alloc(1, 100);
+        assert_ne!(y.address(), place);
+        let stranger = Lab::new(Backing::Virtual, 100);
+        let foreign = stranger.stream(2).work_so_far();
+        assert!(matches!(y.record_last_use(&foreign), Err(FreeError::ForeignStream { .. })));
+        lab.free(y);
+        lab.finish();
+        drop((two, last));
+        lab.done();
+        drop(foreign);
+        stranger.done();
+    }
+}
+
 // Entry 16.
 #[test]
 fn a_recycled_handle_is_another_stream() {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use gpupool_allocator::{Config, Policy, Stream};
-use gpupool_device::{Call, CaptureMode, Device};
+use gpupool_device::{Call, CaptureMode, Device, Kernel, Workbench};
 use gpupool_graph_capture::CaptureOptions;
 use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
 use gpupool_tests::graph_bench::{EAGER, KIB, Lab, MIB, under_every_schedule};
@@ -188,6 +188,34 @@ fn frees_of_outside_blocks_are_parked_without_captured_events_and_settled_afterw
             "all settled"
         );
         drop((keep, graph));
+        lab.close();
+    }
+}
+
+#[test]
+fn the_end_of_a_capture_does_not_end_what_its_stream_did_before_it() {
+    for recorded_inside in [true, false] {
+        let lab = Lab::new(Scheduler::Adversarial);
+        let (s, used_on) = (lab.stream(), lab.stream());
+        let x = lab.block(EAGER, MIB, &s);
+        let at = x.address();
+        let gate = lab.device.gate_create().unwrap();
+        lab.device.launch(used_on.handle(), Kernel::Wait { gate }).unwrap();
+        lab.fill(&used_on, &x, 1);
+        x.record(&used_on);
+        let capture = lab.begin(&used_on, CaptureOptions::new());
+        lab.fill(&used_on, &x, 2);
+        if recorded_inside {
+            x.record(&used_on);
+        }
+        drop(x);
+        drop(capture.end().unwrap());
+        lab.allocator.trim().unwrap();
+        let other = lab.block(EAGER, MIB, &s);
+        assert_ne!(other.address(), at, "the eager fill still runs");
+        lab.device.gate_open(gate).unwrap();
+        lab.device.run_until_idle();
+        drop(other);
         lab.close();
     }
 }

@@ -8,7 +8,7 @@ use crate::arena::Arena;
 use crate::error::FreeError;
 use crate::inner::Served;
 use crate::shared::Shared;
-use crate::stream::{Stream, StreamCore};
+use crate::stream::{Stream, StreamCore, WorkMark};
 
 /// A block of GPU memory. Dropping it frees it, in the order of its own stream: work that was submitted there before may still use
 /// it, and nobody else gets it before that work is done.
@@ -125,6 +125,27 @@ impl<D: Device> Allocation<D> {
             return Err(FreeError::NotLive { address: self.address });
         }
         state.record_use(owner.block, &stream.core, in_capture);
+        Ok(())
+    }
+
+    /// Says that the work before `last` uses the block, and that no later work on that stream does: when it is freed, it waits for no
+    /// more than that. Where both this and [`record_stream`](Self::record_stream) are said of a stream, the latter holds. Take the mark
+    /// with [`Stream::mark_work`]. Takes the arena's lock; no driver call.
+    ///
+    /// # Errors
+    ///
+    /// As `record_stream`.
+    pub fn record_last_use(&self, last: &WorkMark<D>) -> Result<(), FreeError> {
+        let Some(Owner::Block(owner)) = &self.owner else { return Ok(()) };
+        let (core, mark) = last.parts();
+        if !last.is_of(&owner.arena.shared) {
+            return Err(FreeError::ForeignStream { stream: core.id });
+        }
+        let mut state = owner.arena.state.lock();
+        if !state.is_live(owner.block, owner.generation) {
+            return Err(FreeError::NotLive { address: self.address });
+        }
+        state.record_use_until(owner.block, core, Some(mark));
         Ok(())
     }
 

@@ -38,7 +38,7 @@ impl ArenaState {
         let mut at = first;
         while at != NONE {
             let b = &self.blocks[at];
-            let used_by = self.uses.get(b.uses).map(|u| u.streams.iter().map(|s| s.id).collect());
+            let used_by = self.uses.get(b.uses).map(|u| u.streams.iter().map(|u| u.core.id).collect());
             out.push(BlockState {
                 address: base.offset(to_bytes(b.offset)),
                 size: to_bytes(b.size),

@@ -84,14 +84,10 @@ impl<D: Device> Arena<D> {
 
     /// Queues a freed block behind the streams recorded for it.
     pub(crate) fn make_pending(self: &Arc<Self>, id: BlockId) {
-        let streams = self.state.lock().streams_using(id);
-        let marks: Vec<_> = streams
-            .into_iter()
-            .map(|core| {
-                let mark = core.open_mark();
-                (core, mark)
-            })
-            .collect();
+        let uses = self.state.lock().uses_of(id);
+        let marks = uses.into_iter().map(|u| (u.until.unwrap_or_else(|| u.core.open_mark()), u.core));
+        let marks: Vec<_> =
+            marks.filter(|(mark, core)| !core.is_done(*mark)).map(|(mark, core)| (core, mark)).collect();
         let mut to_mark = Vec::new();
         {
             let mut state = self.state.lock();

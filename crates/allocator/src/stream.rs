@@ -324,6 +324,20 @@ impl<D: Device> Stream<D> {
     pub fn work_so_far(&self) -> WorkMark<D> {
         WorkMark { core: Arc::clone(&self.core), mark: self.core.open_mark(), shared: Arc::clone(&self.arena.shared) }
     }
+
+    /// As [`work_so_far`](Self::work_so_far), with an event recorded now: it is done without the work that is submitted later. One
+    /// driver call.
+    ///
+    /// # Errors
+    ///
+    /// The driver's; `CAPTURE_UNSUPPORTED` while the stream is capturing, `INVALID_CONTEXT` for another thread's own default stream.
+    pub fn mark_work(&self) -> DriverResult<WorkMark<D>> {
+        let mark = self.work_so_far();
+        if !self.is_retired() {
+            self.core.mark_to_wait(&self.arena.shared.driver)?;
+        }
+        Ok(mark)
+    }
 }
 
 /// A point on a stream's timeline: done once the work submitted before it is.
@@ -348,6 +362,14 @@ impl<D: Device> std::fmt::Debug for WorkMark<D> {
 }
 
 impl<D: Device> WorkMark<D> {
+    pub(crate) fn parts(&self) -> (&Arc<StreamCore>, u64) {
+        (&self.core, self.mark)
+    }
+
+    pub(crate) fn is_of(&self, shared: &Arc<Shared<D>>) -> bool {
+        Arc::ptr_eq(&self.shared, shared)
+    }
+
     /// The stream it is on.
     #[must_use]
     pub fn stream(&self) -> StreamId {

@@ -139,8 +139,13 @@ impl<D: Device> Drop for Arena<D> {
         let mut streams: Vec<Arc<StreamCore>> = eager.map(|l| Arc::clone(&l.core)).collect();
         streams.extend(state.pending.iter().map(|q| Arc::clone(&q.core)));
         for block in &state.deferred {
-            streams
-                .extend(state.uses.get(state.blocks[*block].uses).into_iter().flat_map(|u| u.streams.iter().cloned()));
+            streams.extend(
+                state
+                    .uses
+                    .get(state.blocks[*block].uses)
+                    .into_iter()
+                    .flat_map(|u| u.streams.iter().map(|u| Arc::clone(&u.core))),
+            );
         }
         streams.sort_by_key(|s| s.id);
         streams.dedup_by_key(|s| s.id);

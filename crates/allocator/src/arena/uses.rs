@@ -13,11 +13,19 @@ use crate::counters::ArenaCounters;
 use crate::ids::StreamId;
 use crate::stream::StreamCore;
 
+/// One stream's use of a block.
+#[derive(Clone, Debug)]
+pub(crate) struct Use {
+    pub(crate) core: Arc<StreamCore>,
+    /// The mark that covers it, where the caller said when it ended; else it may go on until the block is freed.
+    pub(crate) until: Option<u64>,
+}
+
 /// What is recorded for one block. Kept beside the block's record, since few blocks have any.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
     /// Streams that the block was used on, beyond its own.
-    pub(crate) streams: Vec<Arc<StreamCore>>,
+    pub(crate) streams: Vec<Use>,
     /// Those of them that were recorded inside a capture. Part of the block's record, so no later block can inherit them.
     pub(crate) captured: Vec<StreamId>,
     /// Queues that still hold the block.
@@ -70,8 +78,20 @@ pub(crate) struct PendingQueue {
 }
 
 impl ArenaState {
-    /// Notes that `core` uses a block. Its own stream needs no note. O(streams recorded for the block).
+    /// Notes that `core` uses a block until it is freed. Its own stream needs no note. O(streams recorded for the block).
     pub(crate) fn record_use(&mut self, id: BlockId, core: &Arc<StreamCore>, in_capture: bool) {
+        self.record_use_until(id, core, None);
+        if in_capture
+            && let Some(uses) = self.uses.get_mut(self.blocks[id].uses)
+            && !uses.captured.contains(&core.id)
+        {
+            uses.captured.push(core.id);
+        }
+    }
+
+    /// Notes that `core` uses a block until that mark, or until it is freed. Its own stream needs no note. O(streams recorded for the
+    /// block).
+    pub(crate) fn record_use_until(&mut self, id: BlockId, core: &Arc<StreamCore>, until: Option<u64>) {
         if self.lanes[self.blocks[id].lane as usize].core.id == core.id {
             return;
         }
@@ -79,11 +99,10 @@ impl ArenaState {
             self.blocks[id].uses = self.uses.insert(Uses::default());
         }
         let Some(uses) = self.uses.get_mut(self.blocks[id].uses) else { return };
-        if !uses.streams.iter().any(|s| s.id == core.id) {
-            uses.streams.push(Arc::clone(core));
-        }
-        if in_capture && !uses.captured.contains(&core.id) {
-            uses.captured.push(core.id);
+        match uses.streams.iter_mut().find(|u| u.core.id == core.id) {
+            // Without an end it may go on: what says less wins.
+            Some(known) => known.until = known.until.zip(until).map(|(a, b)| a.max(b)),
+            None => uses.streams.push(Use { core: Arc::clone(core), until }),
         }
     }
 
@@ -91,13 +110,13 @@ impl ArenaState {
     pub(crate) fn forget_captured_uses(&mut self, id: BlockId) -> bool {
         self.uses.get_mut(self.blocks[id].uses).is_none_or(|uses| {
             let captured = std::mem::take(&mut uses.captured);
-            uses.streams.retain(|s| !captured.contains(&s.id));
+            uses.streams.retain(|u| !captured.contains(&u.core.id));
             uses.streams.is_empty()
         })
     }
 
-    /// The streams recorded for a block.
-    pub(crate) fn streams_using(&self, id: BlockId) -> Vec<Arc<StreamCore>> {
+    /// The uses recorded for a block.
+    pub(crate) fn uses_of(&self, id: BlockId) -> Vec<Use> {
         self.uses.get(self.blocks[id].uses).map(|u| u.streams.clone()).unwrap_or_default()
     }
 

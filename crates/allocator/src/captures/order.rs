@@ -33,7 +33,7 @@ impl<D: Device> Arena<D> {
         let (own, mut streams) = {
             let state = self.state.lock();
             let lane = state.blocks[id].lane as usize;
-            (Arc::clone(&state.lanes[lane].core), state.streams_using(id))
+            (Arc::clone(&state.lanes[lane].core), state.uses_of(id).into_iter().map(|u| u.core).collect::<Vec<_>>())
         };
         streams.push(own);
         let mut nodes = Vec::new();
