@@ -321,6 +321,63 @@ fn above_a_high_water_mark_idle_memory_goes_before_the_device_is_full() {
 
 // Entry 9.
 #[test]
+fn with_decay_what_nobody_uses_for_a_while_goes_back_and_what_is_used_stays() {
+    const SECOND: u64 = 1_000_000_000;
+    for backing in BACKINGS {
+        let lab = Lab::with(segments(backing).with_idle_decay(10 * SECOND), 10_000);
+        let decay = |seconds: u64| {
+            lab.device.sim.pass_time(seconds * SECOND);
+            let trimmed = lab.allocator.decay().unwrap();
+            lab.check();
+            trimmed.released_bytes / MIB
+        };
+        let all: Vec<Block> = [300, 200, 100, 50].map(|n| lab.alloc(1, n)).into();
+        all.into_iter().for_each(|b| lab.free(b));
+        assert_eq!(decay(100), 0, "{backing:?}: time counts from the first look");
+        let x = lab.alloc(1, 200);
+        assert_eq!(decay(9), 0);
+        lab.free(x);
+        assert_eq!(decay(1), 450, "all but what was used meanwhile");
+        let x = lab.alloc(1, 200);
+        lab.run_until(1, &x, lab.device.sim.tick() + 1);
+        lab.free(x);
+        assert_eq!((decay(1), decay(11)), (0, 0), "the device still uses it");
+        lab.finish();
+        assert_eq!((decay(1), lab.reserved()), (200, 0));
+        // Growth looks too.
+        drop([lab.alloc(1, 300), lab.alloc(1, 200)]);
+        decay(0);
+        let before = lab.reserved();
+        lab.device.sim.pass_time(10 * SECOND);
+        let y = lab.alloc(1, 2_000);
+        assert!(before > 0 && lab.reserved() < before + 2_000, "{backing:?}: {} after {before}", lab.reserved());
+        lab.free(y);
+        lab.done();
+    }
+}
+
+// Entry 9.
+#[test]
+fn decay_is_off_by_default_and_leaves_graph_pools_alone() {
+    let lab = Lab::new(Backing::Virtual, 1_000);
+    drop(lab.alloc(1, 100));
+    lab.device.sim.pass_time(u64::MAX / 4);
+    assert_eq!(lab.allocator.decay().unwrap(), gpupool_allocator::Trimmed::default());
+    assert_eq!(lab.reserved(), 100);
+    lab.done();
+    let lab = Lab::with(segments(Backing::Virtual).with_idle_decay(0), 1_000);
+    let pool = gpupool_allocator::PoolId::fresh();
+    lab.allocator.begin_allocate_to_pool(pool, gpupool_allocator::Filter::All).unwrap();
+    drop(lab.alloc(1, 100));
+    lab.allocator.end_allocate_to_pool(pool).unwrap();
+    assert_eq!((lab.allocator.decay().unwrap().released_bytes, lab.reserved()), (0, 100), "the pool is held");
+    lab.allocator.release_pool(pool).unwrap();
+    assert_eq!((lab.allocator.decay().unwrap().released_bytes, lab.reserved()), (100 * MIB, 0));
+    lab.done();
+}
+
+// Entry 9.
+#[test]
 fn nothing_is_given_back_unasked_by_default() {
     for backing in BACKINGS {
         let lab = Lab::new(backing, 10_000);

@@ -10,6 +10,7 @@ mod collect;
 pub mod config;
 mod context;
 mod counters;
+mod decay;
 mod driver;
 mod error;
 mod events;

@@ -60,7 +60,7 @@ impl<D: Device> Arena<D> {
     }
 
     /// As [`release`](Self::release), as long as `may` says so: it is asked under the arena's lock, just before each segment goes.
-    fn release_if(
+    pub(crate) fn release_if(
         &self,
         idle: &[Idle],
         patience: Patience,
@@ -191,6 +191,7 @@ impl<D: Device> Inner<D> {
     /// growth takes their place. Returns bytes.
     pub(crate) fn trim_before_growth(&self, request: &Request<D>) -> Result<u64, AllocError> {
         let config = &self.shared.config;
+        let decayed = if config.idle_decay().is_some() { self.decay()?.released_bytes } else { 0 };
         let (held, peak) = {
             let totals = self.shared.totals.lock();
             (totals.held(), totals.peak_held())
@@ -203,7 +204,7 @@ impl<D: Device> Inner<D> {
         let over_mark = config.trim_above().map_or(0, |mark| after.saturating_sub(mark));
         let excess = over_peak.max(over_mark);
         if excess == 0 {
-            return Ok(0);
+            return Ok(decayed);
         }
         let mut found: Vec<(Arc<Arena<D>>, Idle)> = Vec::new();
         for arena in self.default_arenas() {
@@ -230,7 +231,7 @@ impl<D: Device> Inner<D> {
             arena.release(&[*idle], Patience::Nothing, &mut out)?;
         }
         self.forget_empty_pools();
-        Ok(out.released_bytes)
+        Ok(decayed + out.released_bytes)
     }
 
     /// Gives idle segments back, one group at a time until one yields anything: of the request's own pool and stream, of other

@@ -189,6 +189,11 @@ impl SimDevice {
         tick
     }
 
+    /// The host does nothing for so many nanoseconds of virtual time. No work advances.
+    pub fn pass_time(&self, nanoseconds: u64) {
+        self.world.time.add(nanoseconds);
+    }
+
     /// The tick counter.
     #[must_use]
     pub fn tick(&self) -> u64 {

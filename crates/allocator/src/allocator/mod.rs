@@ -284,6 +284,17 @@ impl<D: Device> Allocator<D> {
         self.inner.release_without_waiting()
     }
 
+    /// Gives back the segments that were found wholly free [`idle_decay`](Config::idle_decay) ago and that nobody has used since. Waits
+    /// for nothing. It is done before growth too; call this from a timer, so that a process at rest gives memory back. Time counts
+    /// from the first look that finds a segment free. Does nothing unless that is set. O(segments).
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn decay(&self) -> Result<Trimmed, AllocError> {
+        self.inner.decay()
+    }
+
     /// Limits the bytes in segments to a fraction of the device's memory; 1 takes any limit off. Cached memory beyond it stays until
     /// it is needed. What the driver itself, libraries and other processes hold is not counted.
     ///

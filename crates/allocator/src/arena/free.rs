@@ -98,6 +98,7 @@ impl ArenaState {
             bytes_change += to_bytes(block.size) as i64;
         } else if let Some(segment) = self.segments.get_mut(segment) {
             segment.idle_since = lane.core.open_mark();
+            segment.idle_seen = None;
         }
         // Each as one movement: peaks are made of movements.
         counters.inactive_split.change(part, blocks_change);

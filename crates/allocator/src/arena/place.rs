@@ -193,8 +193,17 @@ impl ArenaState {
         let tie = if self.rules.tie_by_address { memory.base.0 } else { memory.registration };
         let (slot, part) = (self.lanes[lane as usize].slot, self.lanes[lane as usize].part);
         let stream = self.lanes[lane as usize].core.id;
-        let segment =
-            self.segments.insert(Segment { memory, slot, part, lane, stream, first: NONE, tie, idle_since: 0 });
+        let segment = self.segments.insert(Segment {
+            memory,
+            slot,
+            part,
+            lane,
+            stream,
+            first: NONE,
+            tie,
+            idle_since: 0,
+            idle_seen: None,
+        });
         let id = self.blocks.insert(Block {
             requested: 0,
             segment,

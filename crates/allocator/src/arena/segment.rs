@@ -57,6 +57,8 @@ pub(crate) struct Segment {
     pub(crate) tie: u64,
     /// The mark of its stream that covers all work on it, taken when it last became wholly free.
     pub(crate) idle_since: u64,
+    /// When decay first found it wholly free, since then.
+    pub(crate) idle_seen: Option<u64>,
 }
 
 /// An arena's segments, by index.

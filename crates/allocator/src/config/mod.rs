@@ -97,6 +97,7 @@ pub struct Config {
     trim_before_growth: bool,
     exact_peaks: bool,
     trim_above: Option<u64>,
+    idle_decay: Option<u64>,
     wait_for_recorded: bool,
     quarantine: bool,
     virtual_memory: VirtualMemory,
@@ -125,6 +126,7 @@ impl Config {
             trim_before_growth: own,
             exact_peaks: !own,
             trim_above: None,
+            idle_decay: None,
             wait_for_recorded: false,
             quarantine: false,
             virtual_memory: if own { VirtualMemory::WherePossible } else { VirtualMemory::Never },
@@ -155,6 +157,7 @@ impl Config {
             (self.quarantine && self.wait_for_recorded, "quarantine", "wait_for_recorded"),
             (self.quarantine && !self.caching, "quarantine", "caching off"),
             (self.trim_above.is_some() && !self.caching, "trim_above", "caching off"),
+            (self.idle_decay.is_some() && !self.caching, "idle_decay", "caching off"),
         ] {
             if both {
                 return Err(ConfigError::Contradiction { first, second });
@@ -209,6 +212,7 @@ impl Config {
         }
         for (set, setting) in [
             (self.trim_above.is_some(), "trim_above"),
+            (self.idle_decay.is_some(), "idle_decay"),
             (self.wait_for_recorded, "wait_for_recorded"),
             (self.quarantine, "quarantine"),
             (self.virtual_memory != VirtualMemory::Never, "virtual_memory"),
@@ -245,6 +249,7 @@ mod tests {
             assert_eq!(config.policy(), *policy);
             assert_eq!((config.large_segment_size(), config.max_non_split_rounding()), (20 * MIB, 20 * MIB));
             assert_eq!((config.max_split_size(), config.trim_above(), config.memory_limit()), (None, None, None));
+            assert_eq!(config.idle_decay(), None);
             assert_eq!((config.garbage_collection_threshold(), config.memory_fraction()), (None, 1.0));
             assert_eq!((config.trim_before_growth(), config.capture_reuse(), config.exact_peaks()), (own, own, !own));
             assert_eq!(config.virtual_memory() == VirtualMemory::WherePossible, own);
@@ -261,6 +266,7 @@ mod tests {
             let new = || Config::new(policy);
             for (config, setting) in [
                 (new().with_trim_above(0), "trim_above"),
+                (new().with_idle_decay(0), "idle_decay"),
                 (new().with_wait_for_recorded(true), "wait_for_recorded"),
                 (new().with_quarantine(true), "quarantine"),
                 (new().with_virtual_memory(VirtualMemory::WherePossible), "virtual_memory"),
@@ -289,6 +295,7 @@ mod tests {
             (new().with_quarantine(true).with_wait_for_recorded(true), "quarantine", "wait_for_recorded"),
             (new().with_quarantine(true).with_caching(false), "quarantine", "caching off"),
             (new().with_trim_above(0).with_caching(false), "trim_above", "caching off"),
+            (new().with_idle_decay(0).with_caching(false), "idle_decay", "caching off"),
         ] {
             assert_eq!(config.build(), Err(ConfigError::Contradiction { first, second }));
         }

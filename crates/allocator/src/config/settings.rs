@@ -106,6 +106,14 @@ impl Config {
         self.trim_above
     }
 
+    /// Nanoseconds on the device's clock after which a segment that nobody has used goes back. Looked at before growth, and whenever
+    /// [`Allocator::decay`](crate::Allocator::decay) is called: a process that has come to rest needs a timer that calls it. `None`, the
+    /// default: off.
+    #[must_use]
+    pub const fn idle_decay(&self) -> Option<u64> {
+        self.idle_decay
+    }
+
     /// Whether a request takes a freed block that other streams still use at once, and its stream waits for them on the device;
     /// otherwise the block is free only when the host has seen them finish. Default: no.
     #[must_use]
@@ -251,6 +259,13 @@ impl Config {
     #[must_use]
     pub fn with_trim_above(mut self, bytes: u64) -> Self {
         self.trim_above = Some(bytes);
+        self
+    }
+
+    /// Sets [`idle_decay`](Self::idle_decay). The bit-exact policies do not have it.
+    #[must_use]
+    pub fn with_idle_decay(mut self, nanoseconds: u64) -> Self {
+        self.idle_decay = Some(nanoseconds);
         self
     }
 
