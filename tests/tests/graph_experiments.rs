@@ -4,7 +4,7 @@
 use gpupool_allocator::{AllocError, PoolError, Stream};
 use gpupool_device::{Call, Workbench};
 use gpupool_graph_capture::{
-    CaptureOptions, Executable, Graph, InputCheck, LaunchError, LaunchOptions, OutputCheck, Sharing,
+    CaptureOptions, Executable, Graph, InputCheck, LaunchError, LaunchOptions, OutputCheck, Sharing, StaleInput,
 };
 use gpupool_sim_device::{ReportKind, Scheduler, SimDevice};
 use gpupool_tests::graph_bench::{Block, Dice, EAGER, KIB, Lab, MIB, Named, schedules, under_every_schedule};
@@ -212,6 +212,8 @@ struct Three {
     graphs: Vec<Graph<SimDevice>>,
     execs: Vec<Executable<SimDevice>>,
     outputs: [Block; 2],
+    /// What the launches reported of their inputs.
+    stale: std::cell::RefCell<Vec<StaleInput>>,
     _kept: [Block; 3],
 }
 
@@ -260,12 +262,19 @@ impl Three {
         });
         assert_eq!(f.address() == c_at, shared && keeping != Keeping::Retained);
         assert_eq!(g0.overlap(&g2).len(), usize::from(shared && keeping != Keeping::Retained));
-        Self { stream: s, graphs: vec![g0, g1, g2], execs: vec![e0, e1, e2], outputs: [e, f], _kept: [a, b, d] }
+        Self {
+            stream: s,
+            graphs: vec![g0, g1, g2],
+            execs: vec![e0, e1, e2],
+            outputs: [e, f],
+            stale: Default::default(),
+            _kept: [a, b, d],
+        }
     }
 
     fn launch(&self, lab: &Lab, order: [usize; 3], options: LaunchOptions) -> Result<[Option<u32>; 2], LaunchError> {
         for at in order {
-            self.execs[at].launch_with(&self.stream, options)?;
+            self.stale.borrow_mut().extend(self.execs[at].launch_with(&self.stream, options)?.stale);
         }
         lab.wait(&self.stream);
         Ok([lab.word(&self.outputs[0]), lab.word(&self.outputs[1])])
@@ -287,6 +296,7 @@ fn g3_three_graphs_in_succession_are_right_in_the_safe_order_and_the_unsafe_one_
                 let lab = Lab::new(schedule.scheduler);
                 let three = Three::new(&lab, shared, keeping);
                 assert_eq!(three.launch(&lab, order, LaunchOptions::new()).unwrap(), right);
+                assert_eq!(*three.stale.borrow(), [], "nothing to report");
                 drop(three);
                 lab.close();
             }
@@ -295,6 +305,29 @@ fn g3_three_graphs_in_succession_are_right_in_the_safe_order_and_the_unsafe_one_
             let three = Three::new(&lab, true, Keeping::Nothing);
             let words = three.launch(&lab, order, unchecked).unwrap();
             assert_eq!(words == right, order == SAFE, "{words:?}");
+            // By default the unsafe order is reported, by the launch that reads what is no longer there.
+            let lab = Lab::new(schedule.scheduler);
+            let three = Three::new(&lab, true, Keeping::Nothing);
+            assert_eq!(three.launch(&lab, order, LaunchOptions::new()).unwrap() == right, order == SAFE);
+            let stale: Vec<_> =
+                three.stale.borrow().iter().map(|s| (s.range.address, s.made_by, s.written_by)).collect();
+            let [g0, _, g2] = [0, 1, 2].map(|at| three.graphs[at].id());
+            assert_eq!(stale, if order == SAFE { vec![] } else { vec![(three.outputs[1].address(), g0, g2)] });
+            // In the safe order it is right again, and not reported.
+            three.stale.borrow_mut().clear();
+            assert_eq!(three.launch(&lab, SAFE, LaunchOptions::new()).unwrap(), right);
+            assert_eq!(*three.stale.borrow(), []);
+            // It is told each time that it comes about, and not for each launch.
+            three.execs[1].launch(&three.stream).unwrap();
+            assert_eq!(three.execs[1].launch(&three.stream).unwrap().stale, []);
+            let always = LaunchOptions::new().with_inputs(InputCheck::Always);
+            assert_eq!(three.execs[1].launch_with(&three.stream, always).unwrap().stale.len(), 1);
+            drop(three);
+            lab.close();
+            // Unchecked.
+            let lab = Lab::new(schedule.scheduler);
+            let three = Three::new(&lab, true, Keeping::Nothing);
+            three.launch(&lab, order, unchecked).unwrap();
             // Checked: that the first one's runs destroy what the third one left is told at the first launch of the pair.
             let first = three.execs[0].launch(&three.stream).unwrap();
             let at: Vec<_> = first.overwrites.iter().map(|o| o.block.range.address).collect();

@@ -3,7 +3,9 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use gpupool_allocator::{Allocator, CaptureEnd, Filter, HeldBlock, PoolHold, PoolId, ScopeKey, SessionKey, Stream};
+use gpupool_allocator::{
+    Allocator, CaptureEnd, Filter, HeldBlock, PoolHold, PoolId, Range, ScopeKey, SessionKey, Stream,
+};
 use gpupool_device::{CaptureId, DriverResult, GraphDevice, GraphHandle, StreamHandle, code};
 
 use crate::captures::CapturesInner;
@@ -47,6 +49,8 @@ pub struct Capture<D: GraphDevice> {
     pub(crate) session: Option<SessionKey>,
     pub(crate) id: CaptureId,
     pub(crate) pool: PoolId,
+    /// What was live in the pool when it began.
+    pub(crate) live: Vec<Range>,
     /// What was free with the driver or in segments when it began.
     pub(crate) available: Option<i64>,
     pub(crate) not_send: PhantomData<*const ()>,
@@ -147,7 +151,7 @@ impl<D: GraphDevice> Capture<D> {
     }
 
     fn graph(&self, handle: GraphHandle, end: CaptureEnd) -> Result<Graph<D>, CaptureError> {
-        let CaptureSide { pools, reports } = CaptureSide::settle(self, end.holds);
+        let CaptureSide { mut pools, reports } = CaptureSide::settle(self, end.holds);
         let nodes = match self.captures.device.graph_nodes(handle) {
             Ok(nodes) => nodes,
             Err(e) => {
@@ -166,9 +170,17 @@ impl<D: GraphDevice> Capture<D> {
         let available = self.available.zip(not_held_by_others(&self.allocator));
         let driver_bytes = available.map_or(0, |(before, now)| before - now);
         let report = GraphReport { capture: self.id, nodes: by_kind, memory_nodes, pools: reports, driver_bytes };
+        let id = GraphId::fresh();
+        for pool in &mut pools {
+            let writers = &mut pool.runs.lock().writers;
+            if pool.hold.id() == self.pool {
+                pool.borrowed = writers.borrowed(&self.live);
+            }
+            pool.last_run = writers.add(id, pool.written.clone());
+        }
         Ok(Graph {
             inner: Arc::new(GraphInner {
-                id: GraphId::fresh(),
+                id,
                 device: Arc::clone(&self.captures.device),
                 handle,
                 pool: self.pool,
@@ -210,7 +222,8 @@ impl<D: GraphDevice> CaptureSide<D> {
             });
             let runs = capture.captures.runs.of(hold.allocator(), hold.id());
             runs.lock().captures += 1;
-            pools.push(GraphPool { hold, runs, written, outputs });
+            let (borrowed, last_run) = Default::default();
+            pools.push(GraphPool { hold, runs, written, outputs, borrowed, last_run });
         }
         Self { pools, reports }
     }

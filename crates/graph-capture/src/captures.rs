@@ -161,6 +161,7 @@ impl<D: GraphDevice> Captures<D> {
         let held = self.allocator.hold_pool(pool)?;
         self.allocator.prepare_pool_for_capture(pool, options.settle)?;
         let session = self.allocator.open_session(stream, pool)?;
+        let live = held.live_blocks().into_iter().map(|b| b.range).collect();
         drop(held);
         let registry = self.allocator.capture_registry();
         let begun = self.inner.device.begin_capture(stream.handle(), options.mode);
@@ -181,6 +182,7 @@ impl<D: GraphDevice> Captures<D> {
             session: Some(session),
             id,
             pool,
+            live,
             available,
             not_send: PhantomData,
         })

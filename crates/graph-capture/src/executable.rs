@@ -9,6 +9,7 @@ use gpupool_device::{DriverResult, ExecHandle, GraphDevice};
 
 use crate::error::LaunchError;
 use crate::graph::{GraphInner, GraphPool, common};
+use crate::inputs::{Borrowed, StaleInput};
 use crate::reaper::{Remains, Tidier};
 use crate::runs::{InputCheck, LastRun, OutputCheck, PoolRunsState, Sharing};
 use crate::sync::{Mutex, MutexGuard};
@@ -74,6 +75,19 @@ pub struct Launched<D: GraphDevice> {
     pub waits: bool,
     /// Held blocks that it overwrites, where they were looked for.
     pub overwrites: Vec<Overwrite>,
+    /// Memory that it may read and that another graph has written since, where that was looked for.
+    pub stale: Vec<StaleInput>,
+}
+
+/// What is known of a pool's memory that a graph may read.
+#[derive(Default)]
+struct Inputs {
+    /// Captures into the pool when that was last worked out.
+    captures: u64,
+    /// What another graph than its maker writes too.
+    contested: Vec<Borrowed>,
+    /// What has been told, and is so still.
+    told: Vec<StaleInput>,
 }
 
 /// What is known of a pool since the last look for held blocks.
@@ -95,6 +109,8 @@ pub struct Executable<D: GraphDevice> {
     launched: AtomicBool,
     /// For each pool, what the last launch that looked saw.
     checked: Mutex<Vec<Option<Seen>>>,
+    /// For each pool.
+    inputs: Mutex<Vec<Inputs>>,
     /// After everything else.
     tidier: Tidier<D>,
 }
@@ -113,6 +129,7 @@ impl<D: GraphDevice> Executable<D> {
             last: Mutex::new(None),
             launched: AtomicBool::new(false),
             checked: Mutex::new(Vec::new()),
+            inputs: Mutex::new(Vec::new()),
             tidier,
         }
     }
@@ -172,13 +189,15 @@ impl<D: GraphDevice> Executable<D> {
         // From here to the end the runs of all pools are ours: check and launch are one step.
         let mut runs: Vec<_> = graph.pools.iter().map(|p| p.runs.lock()).collect();
         let (overwrites, seen) = self.check_outputs(graph, options.outputs, &runs)?;
+        let (stale, told) = self.stale_inputs(graph, options.inputs, &runs);
         let mut waits = false;
         for (pool, state) in graph.pools.iter().zip(&runs) {
             waits |= order(pool, state, stream, options.sharing)?;
         }
         graph.device.graph_launch(self.exec, stream.handle())?;
         let done = stream.work_so_far();
-        for state in &mut runs {
+        for (pool, state) in graph.pools.iter().zip(&mut runs) {
+            state.writers.ran(&pool.last_run);
             // Ordered after all of them, unless the caller said that they need no order.
             let ordered = options.sharing != Sharing::Unchecked;
             state.last.retain(|run| !ordered && !run.mark.is_on(stream) && !run.mark.is_known_done());
@@ -187,9 +206,12 @@ impl<D: GraphDevice> Executable<D> {
         if let Some(seen) = seen {
             *self.checked.lock() = seen;
         }
+        if !told.is_empty() {
+            self.inputs.lock().iter_mut().zip(told).for_each(|(inputs, told)| inputs.told = told);
+        }
         *self.last.lock() = Some(done.clone());
         self.launched.store(true, Ordering::Release);
-        Ok(Launched { done, waits, overwrites })
+        Ok(Launched { done, waits, overwrites, stale })
     }
 
     fn check_inputs(&self, graph: &GraphInner<D>, check: InputCheck, first: bool) -> Result<(), LaunchError> {
@@ -205,6 +227,40 @@ impl<D: GraphDevice> Executable<D> {
             Some(gone) => Err(LaunchError::InputGone { range: gone.range() }),
             None => Ok(()),
         }
+    }
+
+    /// What the launch may read that another graph than its maker wrote last: all of it, or what was not told before. With what will have
+    /// been told of each pool once it is submitted (nothing if there is nothing to tell of any).
+    fn stale_inputs(
+        &self,
+        graph: &GraphInner<D>,
+        check: InputCheck,
+        runs: &[MutexGuard<'_, PoolRunsState<D>>],
+    ) -> (Vec<StaleInput>, Vec<Vec<StaleInput>>) {
+        let (mut out, mut told) = (Vec::new(), Vec::new());
+        if check == InputCheck::Off || graph.pools.iter().all(|p| p.borrowed.is_empty()) {
+            return (out, told);
+        }
+        let mut known = self.inputs.lock();
+        known.resize_with(graph.pools.len(), Inputs::default);
+        for (at, ((pool, state), known)) in graph.pools.iter().zip(runs).zip(known.iter_mut()).enumerate() {
+            if known.captures != state.captures {
+                known.captures = state.captures;
+                known.contested = state.writers.contested(&pool.borrowed);
+            }
+            if known.contested.is_empty() {
+                continue;
+            }
+            let stale = state.writers.stale(pool.hold.id(), &known.contested);
+            out.extend(stale.iter().filter(|s| check == InputCheck::Always || !known.told.contains(s)));
+            told.resize(at + 1, Vec::new());
+            told[at] = stale;
+        }
+        if let Some(first) = out.first() {
+            let count = out.len();
+            tracing::warn!(graph = %graph.id, count, ?first, "a launch may read memory that another graph has written since");
+        }
+        (out, told)
     }
 
     /// The held blocks that a launch overwrites, and what is to be remembered once it is submitted (nothing if nothing was looked at).

@@ -11,6 +11,7 @@ use gpupool_device::{
 };
 
 use crate::executable::Executable;
+use crate::inputs::{Borrowed, LastRunNumber};
 use crate::reaper::{Reaper, Remains, Tidier};
 use crate::runs::PoolRuns;
 use crate::sync::Mutex;
@@ -122,6 +123,9 @@ pub(crate) struct GraphPool<D: GraphDevice> {
     pub(crate) runs: Arc<PoolRuns<D>>,
     pub(crate) written: Vec<Range>,
     pub(crate) outputs: Vec<HeldBlock>,
+    /// What was live in it when the capture began.
+    pub(crate) borrowed: Vec<Borrowed>,
+    pub(crate) last_run: LastRunNumber,
 }
 
 /// A graph, shared by its handles, its executables and their launches.

@@ -7,6 +7,7 @@ use gpupool_allocator::{PoolId, WorkMark};
 use gpupool_device::Device;
 
 use crate::graph::GraphId;
+use crate::inputs::Writers;
 use crate::sync::{Mutex, MutexGuard};
 
 /// What a launch does when a graph that shares a pool may still be running on another stream.
@@ -35,10 +36,11 @@ pub enum OutputCheck {
     Off,
 }
 
-/// When a launch checks that declared inputs are still the same live blocks.
+/// When a launch checks that declared inputs are still the same live blocks, and says what else it may read that another graph of its
+/// pools has written since.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum InputCheck {
-    /// At the first launch, and always in debug builds.
+    /// Declared ones at the first launch, and always in debug builds; others are told when they become so.
     #[default]
     FirstLaunch,
     /// At every launch.
@@ -59,6 +61,8 @@ pub(crate) struct PoolRunsState<D: Device> {
     pub(crate) last: Vec<LastRun<D>>,
     /// Captures into the pool so far.
     pub(crate) captures: u64,
+    /// Who writes where in the pool, and who did last.
+    pub(crate) writers: Writers,
 }
 
 /// A pool's runs, with the lock that makes check and launch one step.
@@ -96,7 +100,7 @@ impl<D: Device> RunsTable<D> {
             return known;
         }
         pools.retain(|_, runs| runs.strong_count() > 0);
-        let state = PoolRunsState { last: Vec::new(), captures: 0 };
+        let state = PoolRunsState { last: Vec::new(), captures: 0, writers: Writers::default() };
         let runs = Arc::new(PoolRuns { pool, state: Mutex::new(state) });
         pools.insert((allocator, pool), Arc::downgrade(&runs));
         runs
