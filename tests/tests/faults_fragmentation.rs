@@ -483,3 +483,21 @@ fn emptying_the_cache_twice_gives_back_once() {
     assert_eq!(lab.device.sim.calls(Call::MemUnmap), 1);
     lab.done();
 }
+
+#[test]
+fn where_a_segment_of_the_usual_size_is_not_to_be_had_the_request_gets_one_that_fits_it() {
+    for backing in BACKINGS {
+        // 7 MiB of room for requests that usually bring 20 MiB.
+        let lab = Lab::new(backing, 7);
+        let x = lab.alloc(1, 2);
+        let y = lab.alloc(2, 4);
+        assert_eq!(lab.reserved(), 6, "{backing:?}");
+        let report = lab.oom(1, 3);
+        assert_eq!(report.segment_size, 4 * MIB, "what was asked for last");
+        drop((x, y));
+        // What fits serves others too, once it is free.
+        let z = lab.alloc(1, 4);
+        drop(z);
+        lab.done();
+    }
+}

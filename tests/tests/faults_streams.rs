@@ -386,6 +386,25 @@ fn each_thread_has_its_own_per_thread_default_stream() {
     allocator.validate().unwrap();
 }
 
+// Entry 17: on another thread the handle names another stream, so whoever got the block would use it without order.
+#[test]
+fn a_threads_default_stream_is_refused_on_another_thread() {
+    let device = Arc::new(SimDevice::new(SimConfig::default().with_capacity(1_000 * MIB)));
+    let config = Config::new(Policy::Segments);
+    let allocator = Allocator::with_registry(Arc::clone(&device), config, Arc::default()).unwrap();
+    let mine = allocator.register_stream(StreamHandle::PER_THREAD);
+    // One that would hit, and one that would miss.
+    drop(allocator.alloc(8 * MIB, &mine).unwrap());
+    let elsewhere = [8 * MIB, 100 * MIB].map(|bytes| {
+        std::thread::scope(|scope| scope.spawn(|| allocator.alloc(bytes, &mine).map(drop)).join().unwrap())
+    });
+    for result in elsewhere {
+        assert!(matches!(result, Err(AllocError::OtherThreadsStream { stream }) if stream == mine.id()), "{result:?}");
+    }
+    drop(allocator.alloc(8 * MIB, &mine).unwrap());
+    allocator.validate().unwrap();
+}
+
 // Entry 17.
 #[test]
 fn memory_of_a_threads_default_stream_serves_others_once_it_was_retired_there() {

@@ -112,6 +112,11 @@ fn a_capture_that_nobody_announced_gets_no_memory_while_one_is_open_and_a_pool_o
         ));
     }
     assert!(matches!(lab.captures.adopt(&lab.stream(), PoolChoice::New), Err(CaptureError::NotCapturing { .. })));
+    let stranger = Lab::new(Scheduler::InOrder).stream();
+    assert!(matches!(
+        lab.captures.adopt(&stranger, PoolChoice::New),
+        Err(CaptureError::Alloc(AllocError::ForeignStream { .. }))
+    ));
     let graph = lab.device.end_capture(theirs.handle()).unwrap();
     let pool = adopted.pool();
     let holds = adopted.finish();

@@ -290,3 +290,42 @@ fn a_checkpoint_of_another_allocators_pool_of_the_same_id_changes_nothing() {
         lab.done();
     }
 }
+
+/// Gives what no segment can be made of.
+struct Crooked {
+    address: u64,
+    released: AtomicU64,
+}
+
+impl SegmentProvider for Crooked {
+    fn allocate(&self, _: u64, _: StreamHandle) -> Option<Address> {
+        Some(Address(self.address))
+    }
+
+    fn release(&self, address: Address, _: u64) {
+        assert_eq!(address, Address(self.address));
+        self.released.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn what_a_provider_gives_out_of_line_is_given_back_and_refused() {
+    for config in configurations() {
+        for (address, returned) in [(0, 0), (0x10_0000_0100, 1), (u64::MAX - 511, 1)] {
+            let lab = Lab::with(config.clone(), 1_000);
+            let provider = Arc::new(Crooked { address, released: AtomicU64::new(0) });
+            let pool = PoolId::fresh();
+            lab.allocator.create_pool_with(pool, Arc::clone(&provider) as _).unwrap();
+            lab.allocator.begin_allocate_to_pool(pool, Filter::All).unwrap();
+            match (request(&lab, 1, 8), address) {
+                (Err(AllocError::OutOfMemory(_)), 0) => {}
+                (Err(AllocError::Driver(e)), 1..) => assert_eq!(e.code, code::INVALID_VALUE),
+                (other, _) => panic!("{address:#x}: {other:?}"),
+            }
+            assert_eq!((provider.released.load(Ordering::Relaxed) > 0) as u64, returned);
+            lab.allocator.end_allocate_to_pool(pool).unwrap();
+            lab.allocator.release_pool(pool).unwrap();
+            lab.done();
+        }
+    }
+}

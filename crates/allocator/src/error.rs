@@ -51,6 +51,14 @@ pub enum AllocError {
         /// The stream's id there.
         stream: StreamId,
     },
+    /// The stream is another thread's own default stream. Its handle names another stream here, whose work is not ordered with it.
+    #[error(
+        "stream {stream} is another thread's own default stream, and its handle names this thread's here: register the handle on this thread"
+    )]
+    OtherThreadsStream {
+        /// The stream.
+        stream: StreamId,
+    },
     /// The stream was retired; register the handle again to use a new stream of the same number.
     #[error("stream {stream} was retired: register its handle again if a new stream has it")]
     RetiredStream {

@@ -7,8 +7,8 @@ use gpupool_device::{Device, StreamHandle};
 use crate::arena::{Arena, BlockId, BlockState, LaneKind, Memory};
 use crate::error::{AllocError, PoolError};
 use crate::ids::{Part, PoolId};
-use crate::inner::{Inner, Request, Served};
-use crate::ladder::Outcome;
+use crate::inner::{DEDICATED_STEP, Inner, Request, Served};
+use crate::ladder::{Outcome, Step};
 use crate::pool::Pool;
 use crate::totals::Refusal;
 use crate::units::to_bytes;
@@ -36,6 +36,22 @@ impl<D: Device> Inner<D> {
             return Ok(served);
         }
         self.grow_by(request, request.segment_bytes, retry)
+    }
+
+    /// As [`grow`](Self::grow), by what the request needs and no more.
+    pub(crate) fn grow_to_fit(&self, request: &Request<D>) -> Result<Outcome<D>, AllocError> {
+        match self.least_growth(request) {
+            least if least < request.segment_bytes => self.grow_by(request, least, true),
+            _ => Ok(Outcome::Nothing),
+        }
+    }
+
+    /// The smallest segment that the policy's ladder would serve a request from. Bytes.
+    pub(crate) fn least_growth(&self, request: &Request<D>) -> u64 {
+        if !self.shared.rules.ladder.iter().any(|rung| rung.step == Step::GrowToFit) {
+            return request.segment_bytes;
+        }
+        request.segment_bytes.min(self.shared.segment_bytes(request.size.next_multiple_of(DEDICATED_STEP)))
     }
 
     fn grow_by(&self, request: &Request<D>, bytes: u64, retry: bool) -> Result<Outcome<D>, AllocError> {

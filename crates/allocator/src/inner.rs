@@ -28,7 +28,7 @@ const SMALL_SEGMENT: u64 = 2 << 20;
 /// From this rounded size on, a segment is made for the request alone.
 const DEDICATED_FROM: u64 = 10 << 20;
 /// Granularity of dedicated segments.
-const DEDICATED_STEP: u64 = 2 << 20;
+pub(crate) const DEDICATED_STEP: u64 = 2 << 20;
 /// Requests of this size are a mistake.
 const ABSURD: u64 = 1 << 60;
 
@@ -238,6 +238,9 @@ impl<D: Device> Inner<D> {
         if stream.core.is_retired() {
             return Err(AllocError::RetiredStream { stream: stream.core.id });
         }
+        if !stream.core.is_reachable() {
+            return Err(AllocError::OtherThreadsStream { stream: stream.core.id });
+        }
         let route = self.route(stream, status)?;
         let in_capture = self.shared.in_capture()? || matches!(route, Route::Capture(..));
         let size = self.shared.config.rounding().round(requested);
@@ -301,7 +304,7 @@ impl<D: Device> Inner<D> {
     /// The shortest way: no scope is open, and the stream is not capturing or its capture's route is known; and the arena that the
     /// request then goes to holds a block. Notes what the driver said of the stream, if it was asked.
     fn hit(&self, requested: u64, stream: &Stream<D>, status: &mut Option<CaptureStatus>) -> Option<Served<D>> {
-        let usual = requested < ABSURD && stream.core.allocator == self.id && !stream.core.is_retired();
+        let usual = requested < ABSURD && stream.core.allocator == self.id && stream.core.is_usable();
         if self.shared.rules.poll_each_allocation || !self.shared.context.scopes.is_empty() || !usual {
             return None;
         }

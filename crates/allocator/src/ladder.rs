@@ -35,6 +35,8 @@ pub(crate) enum Step {
     TrimBeforeGrowth,
     /// A new segment from the driver.
     Grow { retry: bool },
+    /// A new segment from the driver, no larger than the request needs: where one of the usual size was not to be had.
+    GrowToFit,
     /// Blocks of pools that serve others when memory is short.
     OverflowPools,
     /// Give idle segments back.
@@ -121,6 +123,7 @@ impl<D: Device> Inner<D> {
             Step::ReservedAhead => self.take_reserved(request).map_or(Outcome::Nothing, Outcome::Served),
             Step::TrimBeforeGrowth => progress(self.trim_before_growth(request)? > 0),
             Step::Grow { retry } => self.grow(request, retry)?,
+            Step::GrowToFit => self.grow_to_fit(request)?,
             Step::OverflowPools => self.take_from_overflow(request).map_or(Outcome::Nothing, Outcome::Served),
             Step::ReleaseIdle { wait } => progress(self.release_idle(Some(request), wait)? > 0),
             Step::WaitForPending => progress(self.wait_for_pending(request)?),

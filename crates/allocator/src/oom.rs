@@ -25,7 +25,7 @@ pub struct OutOfMemory {
     pub requested: u64,
     /// After rounding.
     pub rounded: u64,
-    /// What a new segment for it would have taken.
+    /// What the smallest new segment for it would have taken.
     pub segment_size: u64,
     /// The stream that asked.
     pub stream: StreamId,
@@ -366,7 +366,7 @@ impl<D: Device> Inner<D> {
         let driver = self.shared.driver.mem_info();
         self.shared.totals.lock().ooms += 1;
         let state = self.state();
-        let report = report(request, driver.map_err(|e| (e, total)), &state);
+        let report = report(request, self.least_growth(request), driver.map_err(|e| (e, total)), &state);
         self.hooks.out_of_memory(&report);
         AllocError::OutOfMemory(Box::new(report))
     }
@@ -374,6 +374,7 @@ impl<D: Device> Inner<D> {
 
 fn report<D: Device>(
     request: &Request<D>,
+    segment_size: u64,
     driver: Result<MemoryInfo, (DriverError, u64)>,
     state: &State,
 ) -> OutOfMemory {
@@ -388,7 +389,7 @@ fn report<D: Device>(
         device: state.device,
         requested: request.requested,
         rounded: request.size,
-        segment_size: request.segment_bytes,
+        segment_size,
         stream,
         pool,
         part: request.part,

@@ -20,6 +20,7 @@ use crate::provider::SegmentProvider;
 use crate::stream::StreamCore;
 use crate::sync::{Mutex, Rank};
 use crate::totals::Totals;
+use crate::units::UNIT;
 
 /// Ages of segments, over all devices of the process.
 static NEXT_REGISTRATION: AtomicU64 = AtomicU64::new(0);
@@ -107,7 +108,13 @@ impl<D: Device> Shared<D> {
         let (base, backing) = if let Some(provider) = provider {
             crate::sync::assert_unlocked();
             let out_of_memory = DriverError::new(Call::Other, code::OUT_OF_MEMORY);
-            (provider.allocate(bytes, stream).ok_or(out_of_memory)?, Backing::Provider(Arc::clone(provider)))
+            let base = provider.allocate(bytes, stream).filter(|base| !base.is_null()).ok_or(out_of_memory)?;
+            if !base.0.is_multiple_of(UNIT) || base.0.checked_add(bytes).is_none() {
+                tracing::warn!(address = %base, bytes, "a segment provider gave a range that is not aligned to 512 bytes or has no end");
+                provider.release(base, bytes);
+                return Err(DriverError::new(Call::Other, code::INVALID_VALUE));
+            }
+            (base, Backing::Provider(Arc::clone(provider)))
         } else if self.rules.handle_granularity.is_some() {
             let (base, handle) = self.make_handle(bytes)?;
             (base, Backing::Handle(handle))

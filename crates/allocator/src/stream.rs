@@ -17,6 +17,7 @@ use std::thread::ThreadId;
 
 use gpupool_device::{Call, Device, DriverError, DriverResult, EventHandle, StreamHandle, code};
 
+use crate::allocator::Allocator;
 use crate::arena::Arena;
 use crate::driver::Driver;
 use crate::ids::StreamId;
@@ -71,6 +72,11 @@ impl StreamCore {
     /// every other thread.
     pub(crate) fn is_reachable(&self) -> bool {
         self.only_from.is_none_or(|thread| thread == std::thread::current().id())
+    }
+
+    /// Whether the calling thread may allocate on the stream.
+    pub(crate) fn is_usable(&self) -> bool {
+        !self.is_retired() && self.is_reachable()
     }
 
     /// The mark that covers all work submitted so far, once it is closed and done.
@@ -309,6 +315,18 @@ impl<D: Device> Stream<D> {
     #[must_use]
     pub fn is_of(&self, device: &Arc<D>) -> bool {
         Arc::ptr_eq(self.arena.shared.driver.device(), device)
+    }
+
+    /// Whether its handle names it on the calling thread: not so for another thread's own default stream.
+    #[must_use]
+    pub fn is_of_this_thread(&self) -> bool {
+        self.core.is_reachable()
+    }
+
+    /// Whether the stream was registered with this allocator.
+    #[must_use]
+    pub fn is_registered_with(&self, allocator: &Allocator<D>) -> bool {
+        allocator.is_own(self)
     }
 
     /// Whether the stream was retired: it can no longer be allocated on.

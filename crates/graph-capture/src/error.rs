@@ -68,6 +68,16 @@ pub enum LaunchError {
         /// The stream's id with its allocator.
         stream: StreamId,
     },
+    /// The stream is another thread's own default stream: its handle names another stream on this thread.
+    #[error(
+        "stream {stream} is another thread's own default stream, and its handle names this thread's here: graph {graph} was not launched"
+    )]
+    OtherThreadsStream {
+        /// The graph.
+        graph: GraphId,
+        /// The stream's id with its allocator.
+        stream: StreamId,
+    },
     /// The stream was retired: nothing could tell when the launch has finished.
     #[error(
         "stream {stream} was retired, so the end of a launch of graph {graph} on it could not be learned; register it again"

@@ -181,6 +181,9 @@ impl<D: GraphDevice> Executable<D> {
         if stream.is_retired() {
             return Err(LaunchError::RetiredStream { graph: graph.id, stream: stream.id() });
         }
+        if !stream.is_of_this_thread() {
+            return Err(LaunchError::OtherThreadsStream { graph: graph.id, stream: stream.id() });
+        }
         if self.tidier.0.is_capturing(stream.handle())? {
             return Err(LaunchError::StreamIsCapturing { graph: graph.id, stream: stream.id() });
         }

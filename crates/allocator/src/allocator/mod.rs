@@ -156,12 +156,12 @@ impl<D: Device> Allocator<D> {
         Ok(())
     }
 
+    pub(crate) fn is_own(&self, stream: &Stream<D>) -> bool {
+        stream.core.allocator == self.inner.id
+    }
+
     fn check_stream(&self, stream: &Stream<D>) -> Result<(), AllocError> {
-        if stream.core.allocator == self.inner.id {
-            Ok(())
-        } else {
-            Err(AllocError::ForeignStream { stream: stream.core.id })
-        }
+        if self.is_own(stream) { Ok(()) } else { Err(AllocError::ForeignStream { stream: stream.core.id }) }
     }
 
     // Blocks.

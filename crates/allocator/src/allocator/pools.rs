@@ -59,6 +59,9 @@ impl<D: Device> Allocator<D> {
         if stream.is_retired() {
             return Err(AllocError::RetiredStream { stream: stream.id() });
         }
+        if !stream.is_of_this_thread() {
+            return Err(AllocError::OtherThreadsStream { stream: stream.id() });
+        }
         let hold = self.hold_pool(pool)?;
         let registry = &self.inner.shared.registry;
         let session = registry.announce(self.device().ordinal(), stream.core.handle, pool);

@@ -21,6 +21,7 @@ const LADDER: &[Rung] = &[
     Rung { step: Step::Grow { retry: false }, then: Then::GoOn },
     Rung { step: Step::OverflowPools, then: Then::GoOn },
     Rung { step: Step::ReleaseIdle { wait: false }, then: Then::SearchAgain },
+    Rung { step: Step::GrowToFit, then: Then::GoOn },
     Rung { step: Step::WaitForPending, then: Then::SearchAgain },
     Rung { step: Step::TakeIdleSegment { wait: true }, then: Then::SearchAgain },
     Rung { step: Step::ReleaseIdle { wait: true }, then: Then::SearchAgain },

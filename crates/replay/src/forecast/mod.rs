@@ -186,9 +186,10 @@ pub fn forecast(graphs: &[GraphRequests], config: &Config, capacity: u64) -> Res
     let before = laboratory.allocator.stats().reserved_bytes.all.current;
     let (mut kept, mut outputs, mut places) = (Vec::new(), Vec::new(), Vec::new());
     let mut pools: BTreeMap<u64, PoolForecast> = BTreeMap::new();
+    // The caller's numbers may be any, the default pool's among them.
+    let mut ids: BTreeMap<u64, PoolId> = BTreeMap::new();
     for (number, graph) in graphs.iter().enumerate() {
-        // User ids, so that the caller's 0 is not the default pool.
-        let pool = PoolId(0, graph.pool.wrapping_add(1));
+        let pool = *ids.entry(graph.pool).or_insert_with(PoolId::fresh_for_capture);
         let captured = laboratory.capture(number, graph, pool)?;
         let stats = laboratory.allocator.pool_stats(pool)?;
         let alone = alone(number, graph, config, capacity)?;

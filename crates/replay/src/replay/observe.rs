@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 
 use super::report::{PoolReport, SegmentReport};
 use super::setup::Plan;
-use super::turn::{Observer, Ours};
+use super::turn::{Observer, Ours, PoolIds};
 use super::{Meter, ReplayDevice};
 use crate::trace::{Event, Trace};
 
@@ -87,8 +87,9 @@ impl<'a> Watch<'a> {
     /// The segments, the private pools, and the state at the peak.
     pub(super) fn into_parts(self) -> (Vec<SegmentReport>, Vec<PoolReport>, Option<State>) {
         let mut pools: BTreeMap<u64, PoolReport> = BTreeMap::new();
+        let ids = PoolIds::of(self.trace);
         for graph in &self.trace.graphs {
-            let figures = self.pools.get(&PoolId(graph.pool, 0)).cloned().unwrap_or_default();
+            let figures = self.pools.get(&ids.id(graph.pool, 0)).cloned().unwrap_or_default();
             let pool = pools.entry(graph.pool).or_insert(PoolReport {
                 pool: graph.pool,
                 peak_reserved: figures.reserved.peak,

@@ -152,6 +152,24 @@ struct Recorded<D: ReplayDevice> {
     now: Stage<D>,
 }
 
+/// The allocator's names for a trace's pools: others in each turn, and none is the default pool, whatever numbers the trace has.
+pub(super) struct PoolIds(Vec<u64>);
+
+impl PoolIds {
+    pub(super) fn of(trace: &Trace) -> Self {
+        let mut pools: Vec<u64> = trace.graphs.iter().map(|graph| graph.pool).collect();
+        pools.sort_unstable();
+        pools.dedup();
+        Self(pools)
+    }
+
+    /// The name of one of the trace's pools in a turn, counted from 0.
+    pub(super) fn id(&self, pool: u64, turn: u64) -> PoolId {
+        let number = self.0.partition_point(|p| *p < pool) as u64;
+        PoolId(1 + turn * self.0.len() as u64 + number, 0)
+    }
+}
+
 /// How far a capture is.
 enum Stage<D: ReplayDevice> {
     /// Under way in PyTorch's way: a scope, and the driver's capture.
@@ -178,6 +196,7 @@ pub(super) struct Ours<D: ReplayDevice> {
     streams: Vec<Stream<Meter<D>>>,
     private: Vec<Stream<Meter<D>>>,
     recorded: Vec<Recorded<D>>,
+    pools: PoolIds,
     /// Which turn this is: each has private pools of its own.
     turn: u64,
 }
@@ -193,7 +212,8 @@ impl<D: ReplayDevice> Ours<D> {
         let private = (0..plan.private).map(|n| register(Plan::private_handle(n))).collect::<Result<Vec<_>, _>>()?;
         let bit_exact = allocator.config().policy().is_bit_exact();
         let captures = Captures::new(&allocator);
-        Ok(Self { allocator, captures, bit_exact, streams, private, recorded: Vec::new(), turn: 0 })
+        let pools = PoolIds::of(trace);
+        Ok(Self { allocator, captures, bit_exact, streams, private, recorded: Vec::new(), pools, turn: 0 })
     }
 
     fn device(&self) -> &D {
@@ -202,7 +222,7 @@ impl<D: ReplayDevice> Ours<D> {
 
     /// The pool of a graph in this turn.
     pub(super) fn pool(&self, pool: u64) -> PoolId {
-        PoolId(pool.wrapping_add(self.turn << 40), 0)
+        self.pools.id(pool, self.turn)
     }
 
     /// The pool that requests on `stream` go to.

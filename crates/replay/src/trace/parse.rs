@@ -244,7 +244,7 @@ impl Reader {
         let address = hexadecimal_number(address)?;
         let bytes = size(number("the size", bytes)?)?;
         let stream = self.stream(stream)?;
-        let end = address.checked_add(bytes).ok_or(TraceProblem::Address { address, bytes })?;
+        let end = address.checked_add(bytes).filter(|_| address > 0).ok_or(TraceProblem::Address { address, bytes })?;
         let before = self.standing.range(..end).next_back();
         if let Some((start, (index, other))) = before
             && start + self.segments[*index as usize].bytes > address
