@@ -8,6 +8,7 @@ use gpupool_device::{Address, Device};
 use crate::allocation::Allocation;
 use crate::arena::{ArenaState, BlockState, Handed, NONE};
 use crate::error::{AllocError, PoolError};
+use crate::history::Action;
 use crate::ids::{Part, PoolId};
 use crate::inner::{Inner, Served};
 use crate::stream::Stream;
@@ -111,12 +112,16 @@ impl<D: Device> Inner<D> {
             for block in live {
                 let base = state.segments.get(state.blocks[block].segment).map(|s| s.memory.base);
                 freed.extend(base.map(|b| b.offset(to_bytes(state.blocks[block].offset))));
+                state.note_freed(block, &[Action::FreeRequested, Action::FreeCompleted], None);
                 state.free_now(block, counters);
             }
             state.flush_bins(counters);
             let mut handed = Vec::new();
             for layout in &checkpoint.segments {
                 handed.extend(state.carve(by_ordinal[&layout.ordinal], &layout.blocks, counters));
+            }
+            for handed in &handed {
+                state.note_handed(handed, handed.bytes, stream.core.handle, None);
             }
             freed.sort_unstable();
             (freed, handed)

@@ -1,10 +1,15 @@
-//! Copies an allocator's state into plain data, one arena at a time.
+//! Copies an allocator's state into plain data, one segment at a time, so that nobody waits for long.
+//!
+//! With the history on, the pieces are then brought to one point in time: each knows the last event before it was copied, and the
+//! later ones are applied to it ([`crate::history`], H1).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gpupool_device::Device;
 
 use crate::arena::{Arena, ArenaState, Backing, BlockState as Phase, NONE};
+use crate::forward::bring_forward;
 use crate::inner::Inner;
 use crate::pool::Pool;
 use crate::state::{BackingKind, BlockState, BlockStatus, PoolState, SegmentState, State, StreamState};
@@ -12,25 +17,23 @@ use crate::stats::PoolStats;
 use crate::units::to_bytes;
 
 impl ArenaState {
-    fn segment_states(&self) -> Vec<SegmentState> {
-        self.segments
-            .iter()
-            .map(|(_, s)| SegmentState {
-                ordinal: s.memory.ordinal,
-                address: s.memory.base,
-                size: s.memory.bytes,
-                stream: s.stream,
-                stream_handle: self.lanes[s.lane as usize].core.handle,
-                pool: self.slots[s.slot as usize].pool,
-                part: s.part,
-                backing: match s.memory.backing {
-                    Backing::Plain => BackingKind::Plain,
-                    Backing::Handle(_) => BackingKind::Handle,
-                    Backing::Provider(_) => BackingKind::Provider,
-                },
-                blocks: self.block_states(s.first, s.memory.base),
-            })
-            .collect()
+    fn segment_state(&self, id: u32) -> Option<SegmentState> {
+        let s = self.segments.get(id)?;
+        Some(SegmentState {
+            ordinal: s.memory.ordinal,
+            address: s.memory.base,
+            size: s.memory.bytes,
+            stream: s.stream,
+            stream_handle: self.lanes[s.lane as usize].core.handle,
+            pool: self.slots[s.slot as usize].pool,
+            part: s.part,
+            backing: match s.memory.backing {
+                Backing::Plain => BackingKind::Plain,
+                Backing::Handle(_) => BackingKind::Handle,
+                Backing::Provider(_) => BackingKind::Provider,
+            },
+            blocks: self.block_states(s.first, s.memory.base),
+        })
     }
 
     fn block_states(&self, first: u32, base: gpupool_device::Address) -> Vec<BlockState> {
@@ -68,11 +71,40 @@ impl<D: Device> Arena<D> {
 }
 
 impl<D: Device> Inner<D> {
-    /// Everything, as data. O(blocks). Each arena is locked while its part is copied.
+    /// The segments of all arenas, each with the number of events before it was copied. An arena is locked while one segment of it is.
+    fn pieces(&self) -> BTreeMap<u64, (u64, SegmentState)> {
+        let mut pieces = BTreeMap::new();
+        // A segment may move to an arena that was looked at before: the second round finds it.
+        for _ in 0..2 {
+            for arena in self.arenas() {
+                let ids: Vec<(u32, u64)> =
+                    arena.state.lock().segments.iter().map(|(id, s)| (id, s.memory.ordinal)).collect();
+                for (id, ordinal) in ids {
+                    if pieces.contains_key(&ordinal) {
+                        continue;
+                    }
+                    let (at, piece) = {
+                        let state = arena.state.lock();
+                        (self.shared.history.sequence(), state.segment_state(id))
+                    };
+                    if let Some(piece) = piece {
+                        pieces.entry(piece.ordinal).or_insert((at, piece));
+                    }
+                }
+            }
+        }
+        pieces
+    }
+
+    /// Everything, as data. O(blocks).
     pub(crate) fn state(&self) -> State {
         let device = self.shared.driver.device();
-        let mut segments: Vec<SegmentState> =
-            self.arenas().iter().flat_map(|a| a.state.lock().segment_states()).collect();
+        let pieces = self.pieces();
+        let history = self.shared.history.copy();
+        let mut segments: Vec<SegmentState> = match &history {
+            Some(history) => bring_forward(pieces.into_values(), history),
+            None => pieces.into_values().map(|(_, segment)| segment).collect(),
+        };
         segments.sort_by_key(|s| s.address);
         let pools = {
             let table = self.pools.lock();
@@ -98,6 +130,7 @@ impl<D: Device> Inner<D> {
             pools,
             streams: streams.collect(),
             stats: self.stats(),
+            history,
         }
     }
 }

@@ -6,9 +6,10 @@ use gpupool_device::{Device, DriverResult};
 
 use crate::arena::{Arena, BlockId, LaneKind, NONE};
 use crate::error::{AllocError, FreeError};
+use crate::history::Action;
 use crate::ids::StreamId;
 use crate::inner::Inner;
-use crate::shared::Shared;
+use crate::shared::{QUARANTINES, RECORDS, Shared};
 use crate::stream::StreamCore;
 
 /// Pending blocks that share an event at most, and their bytes.
@@ -39,7 +40,8 @@ impl<D: Device> Arena<D> {
         generation: u32,
         on: Option<&Arc<StreamCore>>,
     ) -> Result<(), FreeError> {
-        let quarantine = self.shared.config.quarantine();
+        let attention = self.shared.attention();
+        let caller = if attention & RECORDS != 0 { self.shared.history.caller() } else { None };
         let in_capture_lane = {
             let mut state = self.state.lock();
             if !state.is_live(id, generation) {
@@ -48,14 +50,18 @@ impl<D: Device> Arena<D> {
             if let Some(core) = on {
                 state.record_use(id, core, false);
             }
-            if quarantine {
+            if attention & QUARANTINES != 0 {
                 let streams = self.shared.context.streams.lock().clone();
                 streams.iter().for_each(|core| state.record_use(id, core, false));
             }
             if state.blocks[id].uses == NONE {
+                if attention & RECORDS != 0 {
+                    state.note_freed(id, &[Action::FreeRequested, Action::FreeCompleted], caller.as_ref());
+                }
                 state.free_now(id, &self.counters);
                 return Ok(());
             }
+            state.note_freed(id, &[Action::FreeRequested], caller.as_ref());
             state.request_free(id, &self.counters);
             state.lanes[state.blocks[id].lane as usize].kind == LaneKind::Capture
         };

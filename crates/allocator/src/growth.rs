@@ -204,6 +204,7 @@ impl<D: Device> Inner<D> {
                 state.flush_bins(&arena.counters);
                 let Some(block) = state.take(lane, request.size, false, &arena.counters) else { continue };
                 let handed = state.hand_out(block, request.size, request.requested, &arena.counters)?;
+                request.note(&state, &handed);
                 drop(state);
                 return Some(Served { arena, handed, borrower: Some(Arc::clone(&request.core)) });
             }
@@ -223,6 +224,7 @@ impl<D: Device> Inner<D> {
             let lane = state.lanes_of(pool.slot, &request.core, LaneKind::Stream) + request.part.index() as u32;
             let Some(block) = state.take(lane, request.size, ages, counters) else { continue };
             let handed = state.hand_out(block, request.size, request.requested, counters)?;
+            request.note(&state, &handed);
             drop(state);
             return Some(Served { arena: Arc::clone(&pool.arena), handed, borrower: None });
         }

@@ -11,12 +11,13 @@ use crate::allocation::Allocation;
 use crate::arena::{Arena, ArenaState, CaptureRoute, Handed, LaneKind};
 use crate::captures::ReachSets;
 use crate::error::{AllocError, PoolError};
+use crate::history::Caller;
 use crate::hooks::Hooks;
 use crate::ids::{Part, PoolId, StreamId};
 use crate::pool::{Pool, PoolEntry, PoolTable};
 use crate::provider::SegmentProvider;
 use crate::routing::Route;
-use crate::shared::Shared;
+use crate::shared::{AGES, RECORDS, Shared};
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
 use crate::sync::{Mutex, Rank};
@@ -57,6 +58,8 @@ pub(crate) struct Request<D: Device> {
     pub(crate) pool: Option<Arc<Pool<D>>>,
     /// No polling, no events, no giving back: a capture is under way as far as the policy is concerned.
     pub(crate) in_capture: bool,
+    /// Who asks, while the history is on.
+    pub(crate) caller: Option<Caller>,
 }
 
 impl<D: Device> Request<D> {
@@ -82,8 +85,14 @@ impl<D: Device> Request<D> {
         if in_capture {
             state.blocks[handed.block].lane = lane;
         }
+        self.note(state, &handed);
         let borrower = in_capture.then(|| Arc::clone(&self.core));
         Served { arena: Arc::clone(&self.arena), handed, borrower }
+    }
+
+    /// Tells the history that the request was served.
+    pub(crate) fn note(&self, state: &ArenaState, handed: &Handed) {
+        state.note_handed(handed, self.requested, self.core.handle, self.caller.as_ref());
     }
 }
 
@@ -270,6 +279,7 @@ impl<D: Device> Inner<D> {
             }
         };
         Ok(Request {
+            caller: self.shared.history.caller(),
             requested,
             size,
             part,
@@ -305,7 +315,9 @@ impl<D: Device> Inner<D> {
     /// request then goes to holds a block. Notes what the driver said of the stream, if it was asked.
     fn hit(&self, requested: u64, stream: &Stream<D>, status: &mut Option<CaptureStatus>) -> Option<Served<D>> {
         let usual = requested < ABSURD && stream.core.allocator == self.id && stream.core.is_usable();
-        if self.shared.rules.poll_each_allocation || !self.shared.context.scopes.is_empty() || !usual {
+        let attention = self.shared.attention();
+        let long = self.shared.rules.poll_each_allocation || attention & RECORDS != 0;
+        if long || !self.shared.context.scopes.is_empty() || !usual {
             return None;
         }
         if !self.shared.registry.is_quiet() {
@@ -317,7 +329,7 @@ impl<D: Device> Inner<D> {
         }
         let size = self.shared.config.rounding().round(requested);
         let lane = stream.lane + u32::from(size > SMALL_LIMIT);
-        let (arena, ages) = (&stream.arena, self.shared.counts_ages());
+        let (arena, ages) = (&stream.arena, attention & AGES != 0);
         let mut state = arena.state.lock();
         let block = state.take(lane, size, ages, &arena.counters)?;
         let handed = state.hand_out(block, size, requested, &arena.counters)?;

@@ -7,6 +7,7 @@ use gpupool_device::{Address, Device, DriverError, MemoryInfo};
 
 use crate::config::LimitSource;
 use crate::error::AllocError;
+use crate::history::{Action, What};
 use crate::ids::{Part, PoolId, StreamId};
 use crate::inner::{Inner, Request};
 use crate::state::{BlockStatus, SegmentState, State};
@@ -365,6 +366,13 @@ impl<D: Device> Inner<D> {
         let total = self.shared.driver.device().properties().total_memory;
         let driver = self.shared.driver.mem_info();
         self.shared.totals.lock().ooms += 1;
+        if let Some(caller) = &request.caller {
+            let (requested, size) = (request.size, driver.as_ref().map_or(0, |info| info.free));
+            let (stream, pool, part) = (request.core.handle, request.pool_id(), request.part);
+            let address = Address::NULL;
+            let what = What { action: Action::OutOfMemory, address, requested, size, stream, pool, part };
+            self.shared.history.note(what, Some(caller));
+        }
         let state = self.state();
         let report = report(request, self.least_growth(request), driver.map_err(|e| (e, total)), &state);
         self.hooks.out_of_memory(&report);

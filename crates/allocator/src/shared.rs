@@ -3,9 +3,8 @@
 //! Also how a segment's memory is made and given back, with every failure undone. What cannot be undone is *stranded*: kept,
 //! counted as reserved, and tried again whenever the cache is emptied.
 
-use crate::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use gpupool_device::{Address, Call, Device, DriverError, DriverResult, MemoryHandle, StreamHandle, code};
 
@@ -14,6 +13,7 @@ use crate::captures::CaptureRegistry;
 use crate::config::Config;
 use crate::context::Context;
 use crate::driver::Driver;
+use crate::history::History;
 use crate::ids::{Part, PoolId};
 use crate::policy::Rules;
 use crate::provider::SegmentProvider;
@@ -24,6 +24,13 @@ use crate::units::UNIT;
 
 /// Ages of segments, over all devices of the process.
 static NEXT_REGISTRATION: AtomicU64 = AtomicU64::new(0);
+
+/// Searches make free blocks older: a collection threshold and a limit are both in force.
+pub(crate) const AGES: u8 = 1;
+/// The history is on: requests take the long way, and events are noted.
+pub(crate) const RECORDS: u8 = 2;
+/// Freed blocks wait for all streams.
+pub(crate) const QUARANTINES: u8 = 4;
 
 /// Memory half given back: the pieces that the driver would not take.
 #[derive(Debug, Default)]
@@ -47,8 +54,9 @@ pub(crate) struct Shared<D: Device> {
     /// What stands for no stream in the lanes of free blocks between captures.
     pub(crate) neutral: Arc<StreamCore>,
     pub(crate) registry: Arc<CaptureRegistry>,
-    /// Searches make free blocks older: a collection threshold and a limit are both in force.
-    pub(crate) counts_ages: AtomicBool,
+    /// What a request or a free must look at beside the usual: [`AGES`], [`RECORDS`], [`QUARANTINES`].
+    attention: AtomicU8,
+    pub(crate) history: Arc<History>,
     next_ordinal: AtomicU64,
     stranded: Mutex<Vec<Stranded>>,
 }
@@ -62,6 +70,8 @@ impl<D: Device> Shared<D> {
         neutral: Arc<StreamCore>,
         registry: Arc<CaptureRegistry>,
     ) -> Self {
+        let clock = Arc::clone(driver.device());
+        let attention = AtomicU8::new(if config.quarantine() { QUARANTINES } else { 0 });
         Self {
             driver,
             rules,
@@ -70,14 +80,29 @@ impl<D: Device> Shared<D> {
             context: Context::new(),
             neutral,
             registry,
-            counts_ages: AtomicBool::new(false),
+            attention,
+            history: Arc::new(History::new(move || clock.now())),
             next_ordinal: AtomicU64::new(0),
             stranded: Mutex::new(Rank::Leaf, Vec::new()),
         }
     }
 
+    /// What must be looked at beside the usual, as bits. One load.
+    #[inline]
+    pub(crate) fn attention(&self) -> u8 {
+        self.attention.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_attention(&self, bit: u8, on: bool) {
+        if on {
+            self.attention.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            self.attention.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn counts_ages(&self) -> bool {
-        self.counts_ages.load(Ordering::Relaxed)
+        self.attention() & AGES != 0
     }
 
     /// Whether idle segments are given back before growth: where that is configured and giving back waits for nothing.

@@ -4,11 +4,12 @@ use gpupool_device::{Address, StreamHandle};
 
 use crate::config::Policy;
 use crate::counters::StatArray;
+use crate::history::HistoryState;
 use crate::ids::{Part, PoolId, StreamId};
 use crate::stats::Stats;
 use crate::totals::Limit;
 
-/// Everything an allocator holds, copied arena by arena: each segment is consistent in itself.
+/// Everything an allocator holds, copied segment by segment: each is consistent in itself, and where the history is on, with each other.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct State {
@@ -28,6 +29,8 @@ pub struct State {
     pub streams: Vec<StreamState>,
     /// The counters.
     pub stats: Stats,
+    /// What happened, if the history is on. Its last event is the newest of which `segments` know.
+    pub history: Option<HistoryState>,
 }
 
 /// A segment and its blocks.

@@ -2,7 +2,6 @@
 
 mod pools;
 
-use crate::sync::atomic::Ordering;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -13,12 +12,13 @@ use crate::captures::CaptureRegistry;
 use crate::config::{Allowed, Config, ConfigError, LimitSource, fraction_limit};
 use crate::driver::Driver;
 use crate::error::{AllocError, FreeError};
+use crate::history::HistoryOptions;
 use crate::hooks::{HookId, Janitor, OomObserver, Reclaimer, RejectionObserver};
 use crate::ids::PoolId;
 use crate::inner::{Inner, fresh_allocator_id};
 use crate::policy::Rules;
 use crate::reclaim::Trimmed;
-use crate::shared::Shared;
+use crate::shared::{AGES, RECORDS, Shared};
 use crate::state::State;
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
@@ -381,6 +381,15 @@ impl<D: Device> Allocator<D> {
 
     // State.
 
+    /// Begins to record what happens, forgetting what was recorded before; or, with `None`, stops and forgets. Costs nothing while
+    /// it is off. Requests that are on their way as it is switched on may be missing.
+    pub fn record_history(&self, options: Option<HistoryOptions>) {
+        let shared = &self.inner.shared;
+        let on = options.is_some();
+        shared.history.set(options);
+        shared.set_attention(RECORDS, on);
+    }
+
     /// All statistics. O(arenas); takes no arena's lock.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -436,7 +445,7 @@ impl<D: Device> Inner<D> {
     fn note_ages(&self) {
         let limited = self.shared.totals.lock().limit.is_some();
         let counts = limited && self.shared.config.garbage_collection_threshold().is_some();
-        self.shared.counts_ages.store(counts, Ordering::Relaxed);
+        self.shared.set_attention(AGES, counts);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{ArenaState, BlockId, BlockState, NONE};
 use crate::counters::ArenaCounters;
+use crate::history::Action;
 use crate::ids::Part;
 use crate::units::to_bytes;
 
@@ -26,6 +27,7 @@ impl ArenaState {
 
     /// Second half of a free: no stream can use the block any more, so it becomes free. O(1) into a bin, else O(log n).
     pub(crate) fn complete_free(&mut self, id: BlockId, counters: &ArenaCounters) {
+        self.note_freed(id, &[Action::FreeCompleted], None);
         let uses = std::mem::replace(&mut self.blocks[id].uses, NONE);
         if uses != NONE {
             self.uses.remove(uses);

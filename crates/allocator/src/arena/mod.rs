@@ -27,6 +27,7 @@ use gpupool_device::{CaptureId, Device};
 
 use crate::captures::Recording;
 use crate::counters::{ArenaCounters, PoolCounters};
+use crate::history::{Action, History};
 use crate::ids::{Part, PoolId};
 use crate::shared::Shared;
 use crate::stream::StreamCore;
@@ -85,6 +86,7 @@ pub(crate) struct ArenaState {
     /// Blocks freed in a capture with recorded uses; they become pending when it is over.
     pub(crate) deferred: Vec<BlockId>,
     pub(crate) repetition: Repetition,
+    pub(crate) history: Arc<History>,
 }
 
 /// An arena with its lock and its counters, which are read without the lock.
@@ -123,6 +125,7 @@ impl<D: Device> Arena<D> {
             pending: Vec::new(),
             deferred: Vec::new(),
             repetition: Repetition::default(),
+            history: Arc::clone(&shared.history),
         };
         let route = Mutex::new(Rank::Leaf, None);
         Self { shared, state: Mutex::new(Rank::Arena, state), counters: ArenaCounters::default(), holds_default, route }
@@ -149,6 +152,9 @@ impl<D: Device> Drop for Arena<D> {
         }
         streams.sort_by_key(|s| s.id);
         streams.dedup_by_key(|s| s.id);
+        for id in state.segments.iter().map(|(id, _)| id).collect::<Vec<_>>() {
+            state.note_segment(id, Action::SegmentFree);
+        }
         let segments = std::mem::take(&mut state.segments).into_all();
         if segments.is_empty() {
             return;

@@ -5,6 +5,7 @@ use gpupool_device::Address;
 use super::{ArenaState, Block, BlockId, BlockState, LaneKind, Memory, NONE, Segment};
 use crate::captures::Range;
 use crate::counters::ArenaCounters;
+use crate::history::Action;
 use crate::ids::Part;
 use crate::index::Key;
 use crate::units::{Units, to_bytes, to_units};
@@ -222,6 +223,7 @@ impl ArenaState {
         if let Some(s) = self.segments.get_mut(segment) {
             s.first = id;
         }
+        self.note_segment(segment, Action::SegmentAlloc);
         Some(id)
     }
 
@@ -230,6 +232,7 @@ impl ArenaState {
         debug_assert!(self.blocks[id].state == BlockState::Free && !self.blocks[id].is_split());
         self.unindex(id);
         let block = self.blocks.remove(id);
+        self.note_segment(block.segment, Action::SegmentFree);
         self.segments.remove(block.segment)
     }
 

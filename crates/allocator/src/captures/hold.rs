@@ -7,7 +7,8 @@ use gpupool_device::{Address, Device};
 
 use crate::allocation::Allocation;
 use crate::arena::{Arena, BlockState, NONE};
-use crate::ids::PoolId;
+use crate::history::{Action, What};
+use crate::ids::{Part, PoolId};
 use crate::inner::Inner;
 use crate::pool::Pool;
 use crate::stats::PoolStats;
@@ -211,10 +212,12 @@ impl<D: Device> HeldPool for Held<D> {
     fn start_recording(&self) {
         let first_new_segment = self.pool.arena.shared.next_segment_ordinal();
         let recording = Recording { first_new_segment, ..Recording::default() };
+        self.note(Action::CaptureBegin);
         self.pool.arena.state.lock().slots[self.pool.slot as usize].recorded.get_or_insert(recording);
     }
 
     fn end_capture(&self) -> Recording {
+        self.note(Action::CaptureEnd);
         self.pool.arena.end_capture(self.pool.slot);
         let mut state = self.pool.arena.state.lock();
         let Some(mut recorded) = state.slots[self.pool.slot as usize].recorded.take() else {
@@ -239,6 +242,16 @@ impl<D: Device> HeldPool for Held<D> {
 
     fn again(&self) -> Option<PoolHold> {
         self.inner.upgrade()?.hold(&self.pool)
+    }
+}
+
+impl<D: Device> Held<D> {
+    fn note(&self, action: Action) {
+        let shared = &self.pool.arena.shared;
+        let Some(caller) = shared.history.caller() else { return };
+        let (address, stream, part) = (Address::NULL, shared.neutral.handle, Part::Large);
+        let what = What { action, address, requested: 0, size: 0, stream, pool: self.pool.id, part };
+        shared.history.note(what, Some(&caller));
     }
 }
 

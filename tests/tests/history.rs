@@ -1,0 +1,160 @@
+//! The history of an allocator: what is recorded, that it is complete, and that states agree with it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use gpupool_allocator::history::{Action, Event, Frame, HistoryOptions, Stack, label};
+use gpupool_allocator::state::BlockStatus;
+use gpupool_allocator::{AllocError, Allocator, Config, Policy, State};
+use gpupool_device::{Address, StreamKind, Workbench};
+use gpupool_graph_capture::{CaptureOptions, Captures};
+use gpupool_sim_device::{SimConfig, SimDevice};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+fn allocator(policy: Policy) -> (Arc<SimDevice>, Allocator<SimDevice>) {
+    let device = Arc::new(SimDevice::new(SimConfig::default()));
+    let allocator = Allocator::new(Arc::clone(&device), Config::new(policy)).unwrap();
+    (device, allocator)
+}
+
+fn actions(state: &State) -> Vec<Action> {
+    state.history.as_ref().unwrap().events().map(|e| e.action).collect()
+}
+
+/// Live blocks and segments, as the events tell: address to bytes.
+fn told(events: impl Iterator<Item = Event>) -> (HashMap<Address, u64>, HashMap<Address, u64>) {
+    let (mut blocks, mut segments) = (HashMap::new(), HashMap::new());
+    for event in events {
+        match event.action {
+            Action::Alloc => {
+                assert_eq!(blocks.insert(event.address, event.size), None, "{event:?} is handed out twice")
+            }
+            Action::FreeRequested => {}
+            Action::FreeCompleted => assert!(blocks.remove(&event.address).is_some(), "{event:?} is not live"),
+            Action::SegmentAlloc => assert_eq!(segments.insert(event.address, event.size), None, "{event:?}"),
+            Action::SegmentFree => assert!(segments.remove(&event.address).is_some(), "{event:?} is not there"),
+            _ => {}
+        }
+    }
+    (blocks, segments)
+}
+
+fn agrees(state: &State) {
+    let (blocks, segments) = told(state.history.as_ref().unwrap().events().cloned());
+    let held: HashMap<Address, u64> = state.segments.iter().map(|s| (s.address, s.size)).collect();
+    assert_eq!(segments, held, "segments");
+    let active = state.segments.iter().flat_map(|s| &s.blocks).filter(|b| b.status != BlockStatus::Inactive);
+    let active: HashMap<Address, u64> = active.map(|b| (b.address, b.size)).collect();
+    assert_eq!(blocks, active, "blocks");
+}
+
+#[test]
+fn a_history_tells_everything_from_its_beginning() {
+    for policy in Policy::ALL.iter().copied() {
+        let (device, allocator) = allocator(policy);
+        let stream = allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap());
+        let other = allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap());
+        assert!(allocator.state().history.is_none(), "off at first");
+        allocator.record_history(Some(HistoryOptions::new(1000)));
+        let first = {
+            let _label = label("weights");
+            allocator.alloc(3 * MIB, &stream).unwrap()
+        };
+        drop(allocator.alloc(100 * KIB, &stream).unwrap());
+        // A second one of the size comes from what was freed: a hit.
+        let hit = allocator.alloc(100 * KIB, &stream).unwrap();
+        hit.record_stream(&other).unwrap();
+        drop(hit);
+        let state = allocator.state();
+        agrees(&state);
+        let history = state.history.as_ref().unwrap();
+        let alloc = history.events().find(|e| e.action == Action::Alloc).unwrap();
+        assert_eq!((alloc.requested, alloc.label.as_deref()), (3 * MIB, Some("weights")), "{policy}");
+        assert_eq!((alloc.address, alloc.size), (first.address(), first.size()));
+        assert_eq!(alloc.stream, stream.handle());
+        let allocs = actions(&state).iter().filter(|a| **a == Action::Alloc).count();
+        let requested = actions(&state).iter().filter(|a| **a == Action::FreeRequested).count();
+        assert_eq!((allocs, requested), (3, 2), "{policy}");
+        drop(first);
+        allocator.empty_cache().unwrap();
+        let state = allocator.state();
+        agrees(&state);
+        assert!(state.segments.is_empty());
+        allocator.record_history(None);
+        assert!(allocator.state().history.is_none());
+    }
+}
+
+#[test]
+fn captures_and_lack_of_memory_are_events() {
+    let (device, allocator) = allocator(Policy::Segments);
+    let stream = allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap());
+    let frame = Frame { name: "forward".to_owned(), file: "model.rs".to_owned(), line: 7 };
+    let stack: Stack = Arc::from([frame]);
+    let source = Arc::clone(&stack);
+    allocator.record_history(Some(HistoryOptions::new(100).with_stacks(Arc::new(move || Some(Arc::clone(&source))))));
+    let captures = Captures::new(&allocator);
+    let capture = captures.begin(&stream, CaptureOptions::new()).unwrap();
+    drop(allocator.alloc(2 * MIB, &stream).unwrap());
+    drop(allocator.alloc(2 * MIB, &stream).unwrap());
+    let graph = capture.end().unwrap();
+    allocator.set_memory_limit(Some(64 * MIB));
+    assert!(matches!(allocator.alloc(100 * MIB, &stream), Err(AllocError::OutOfMemory(_))));
+    let state = allocator.state();
+    agrees(&state);
+    let (begin, end) = (Action::CaptureBegin, Action::CaptureEnd);
+    let events: Vec<Event> = state.history.as_ref().unwrap().events().cloned().collect();
+    let place = |action| events.iter().position(|e| e.action == action).unwrap();
+    let inside = &events[place(begin)..place(end)];
+    assert_eq!(inside.iter().filter(|e| e.action == Action::Alloc).count(), 2);
+    assert!(inside.iter().all(|e| e.pool == graph.pool()), "{inside:?}");
+    let oom = events.iter().find(|e| e.action == Action::OutOfMemory).unwrap();
+    assert_eq!(oom.requested, 100 * MIB);
+    assert!(oom.size > 0, "what the driver had free");
+    assert_eq!(oom.stack.as_deref(), Some(&*stack));
+}
+
+/// What many threads do at once is told in an order that is possible, and a state taken meanwhile agrees with its own history.
+#[test]
+fn states_taken_under_load_agree_with_their_history() {
+    const OPERATIONS: usize = 20_000;
+    let (device, allocator) = allocator(Policy::Segments);
+    allocator.record_history(Some(HistoryOptions::new(1 << 20)));
+    let running = AtomicUsize::new(3);
+    std::thread::scope(|scope| {
+        for thread in 0..3_u64 {
+            let stream = allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap());
+            let (allocator, running) = (&allocator, &running);
+            scope.spawn(move || {
+                let mut random = 0x9E37_79B9_7F4A_7C15_u64 ^ thread;
+                let mut held = Vec::new();
+                for _ in 0..OPERATIONS {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    if held.len() > 40 || (random & 1 == 0 && !held.is_empty()) {
+                        drop(held.swap_remove(random as usize % held.len()));
+                    } else {
+                        held.push(allocator.alloc(1 + (random >> 20) % (4 * MIB), &stream).unwrap());
+                    }
+                }
+                drop(held);
+                allocator.trim().unwrap();
+                running.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+        let mut taken = 0;
+        while running.load(Ordering::Relaxed) > 0 || taken == 0 {
+            let state = allocator.state();
+            agrees(&state);
+            for segment in &state.segments {
+                assert_eq!(segment.blocks.iter().map(|b| b.size).sum::<u64>(), segment.size, "blocks tile");
+            }
+            taken += 1;
+        }
+    });
+    agrees(&allocator.state());
+}
