@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod contract;
 pub mod fake;
 pub mod graph_bench;
 pub mod lab;

@@ -56,6 +56,8 @@ pub mod code {
         NO_DEVICE = 100, "no device";
         /// No context is current, or it was destroyed.
         INVALID_CONTEXT = 201, "invalid context";
+        /// The context was destroyed.
+        CONTEXT_DESTROYED = 709, "context destroyed";
         /// The object is not in a state in which the call makes sense.
         ILLEGAL_STATE = 401, "illegal state";
         /// The handle names nothing.
@@ -90,6 +92,8 @@ pub mod code {
         UNMEASURED = 0x1_0000, "unmeasured: nobody has asked a real driver whether this is legal";
         /// Not a driver's code: the simulated device was asked to wait for something that can never happen.
         WAIT_NEVER_ENDS = 0x1_0001, "this wait can never end";
+        /// Not a driver's code: the process is a forked child, and the device was opened by its parent.
+        FORKED = 0x1_0002, "a forked child cannot use the GPU memory and streams of its parent";
     }
 }
 

@@ -35,7 +35,7 @@ pub use device::{Device, with_relaxed_capture};
 pub use error::{DriverError, DriverResult, code};
 pub use graph::{Edge, ExecHandle, GraphDevice, GraphHandle, HostFunction, InstantiateFlags, Node, NodeId, NodeKind};
 pub use types::{
-    Address, CaptureFrontier, CaptureId, CaptureMode, CaptureStatus, DeviceProperties, EventHandle, MemoryHandle,
-    MemoryInfo, StreamHandle,
+    Address, CaptureFrontier, CaptureId, CaptureMode, CaptureStatus, DeviceProperties, EventHandle, Memory,
+    MemoryHandle, MemoryInfo, StreamHandle,
 };
 pub use workbench::{Gate, Kernel, StreamKind, Workbench};

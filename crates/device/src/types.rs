@@ -146,3 +146,13 @@ impl DeviceProperties {
         Self { name: name.into(), total_memory, virtual_memory, granularity }
     }
 }
+
+/// Something that has device memory for as long as it lives: a block in its owner's hands. What it says is believed by those who pass the
+/// memory to a driver.
+pub trait Memory {
+    /// Where the memory starts.
+    fn address(&self) -> Address;
+
+    /// How many bytes may be used there.
+    fn bytes(&self) -> u64;
+}

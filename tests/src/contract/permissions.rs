@@ -1,0 +1,299 @@
+//! The table of what a stream capture permits, row by row and column by column, as measured on an H200.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use gpupool_device::{
+    Address, CaptureMode, CaptureStatus, Device, DriverResult, EventHandle, ExecHandle, GraphDevice, GraphHandle,
+    InstantiateFlags, Kernel, MemoryHandle, StreamHandle, StreamKind, Workbench, code, with_relaxed_capture,
+};
+use gpupool_sim_device::ForeignCall;
+
+use super::{Check, PAGE, Subject, stream};
+
+/// A device with one stream capturing and everything at hand that a row may need.
+struct Fixture<'a, S: Subject> {
+    s: &'a S,
+    d: &'a S::Device,
+    capturing: StreamHandle,
+    other: StreamHandle,
+    idle: StreamHandle,
+    block: Address,
+    reserved: Address,
+    mapped: Address,
+    handle: MemoryHandle,
+    spare: MemoryHandle,
+    outside: EventHandle,
+    captured: EventHandle,
+    graph: GraphHandle,
+    exec: ExecHandle,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Column {
+    name: &'static str,
+    mode: CaptureMode,
+    other_thread: bool,
+    exchange: bool,
+}
+
+const COLUMNS: [Column; 7] = {
+    use CaptureMode::{Global, Relaxed, ThreadLocal};
+    const fn column(name: &'static str, mode: CaptureMode, other_thread: bool, exchange: bool) -> Column {
+        Column { name, mode, other_thread, exchange }
+    }
+    [
+        column("global, capturing thread", Global, false, false),
+        column("global, another thread", Global, true, false),
+        column("thread-local, capturing thread", ThreadLocal, false, false),
+        column("thread-local, another thread", ThreadLocal, true, false),
+        column("relaxed", Relaxed, false, false),
+        column("global, relaxed exchange", Global, false, true),
+        column("global, another thread, relaxed exchange", Global, true, true),
+    ]
+};
+
+/// What a row says for every column.
+#[derive(Clone, Copy, Debug)]
+enum Rule {
+    /// Fails and invalidates where the mode watches; the first three columns.
+    Unsafe,
+    /// Succeeds.
+    Permitted,
+    /// Fails with this code in every column; whether the capture is invalidated.
+    Fails(u32, bool),
+    /// Nobody has measured it: the simulated device refuses it, a real one is asked what it does.
+    Survey,
+}
+
+fn fixture<S: Subject>(s: &S, mode: CaptureMode) -> Fixture<'_, S> {
+    let d = s.device();
+    s.prepare_foreign();
+    let (capturing, other, idle) = (stream(d), stream(d), stream(d));
+    let block = d.mem_alloc(PAGE).unwrap();
+    let reserved = d.address_reserve(4 * PAGE).unwrap();
+    let handle = d.handle_create(PAGE).unwrap();
+    let spare = d.handle_create(PAGE).unwrap();
+    d.map(reserved, PAGE, handle).unwrap();
+    let (outside, captured) = (d.event_create().unwrap(), d.event_create().unwrap());
+    d.event_record(outside, other).unwrap();
+    d.begin_capture(other, CaptureMode::Relaxed).unwrap();
+    d.launch(other, Kernel::Fill { dst: block, bytes: 64, value: 1 }).unwrap();
+    let graph = d.end_capture(other).unwrap();
+    let exec = d.instantiate(graph, InstantiateFlags::default()).unwrap();
+    d.begin_capture(capturing, mode).unwrap();
+    d.launch(capturing, Kernel::Fill { dst: block, bytes: 64, value: 2 }).unwrap();
+    d.event_record(captured, capturing).unwrap();
+    let mapped = reserved;
+    Fixture { s, d, capturing, other, idle, block, reserved, mapped, handle, spare, outside, captured, graph, exec }
+}
+
+type Row<S> = (&'static str, Rule, fn(&Fixture<'_, S>) -> DriverResult<()>);
+
+fn rows<S: Subject>() -> Vec<Row<S>> {
+    vec![
+        ("cuMemAlloc", Rule::Unsafe, |f| f.d.mem_alloc(PAGE).map(drop)),
+        ("cuMemFree", Rule::Unsafe, |f| f.d.mem_free(f.block)),
+        ("cuMemAddressReserve", Rule::Permitted, |f| f.d.address_reserve(PAGE).map(drop)),
+        ("cuMemCreate", Rule::Permitted, |f| f.d.handle_create(PAGE).map(drop)),
+        ("cuMemMap", Rule::Permitted, |f| f.d.map(f.reserved.offset(PAGE), PAGE, f.spare)),
+        ("cuMemSetAccess", Rule::Permitted, |f| f.d.set_access(f.mapped, PAGE)),
+        ("cuMemUnmap", Rule::Permitted, |f| f.d.unmap(f.mapped, PAGE)),
+        ("cuEventQuery of another stream's event", Rule::Unsafe, |f| f.d.event_query(f.outside).map(drop)),
+        ("cuStreamSynchronize of another stream", Rule::Unsafe, |f| f.d.stream_synchronize(f.other)),
+        ("cuMemAllocAsync on another stream", Rule::Unsafe, |f| f.s.foreign(ForeignCall::MemAllocAsync, f.other)),
+        ("cuMemPoolTrimTo", Rule::Unsafe, |f| f.s.foreign(ForeignCall::MemPoolTrimTo, f.other)),
+        ("cuMemHostAlloc", Rule::Unsafe, |f| f.s.foreign(ForeignCall::MemHostAlloc, f.other)),
+        ("cuMemRelease", Rule::Permitted, |f| f.d.handle_release(f.handle)),
+        ("cuMemAddressFree", Rule::Permitted, |f| {
+            f.d.unmap(f.mapped, PAGE)?;
+            f.d.address_free(f.reserved, 4 * PAGE)
+        }),
+        ("cuEventSynchronize of a completed event", Rule::Unsafe, |f| f.d.event_synchronize(f.outside)),
+        ("cuStreamQuery of another stream", Rule::Unsafe, |f| f.s.stream_query(f.other).map(drop)),
+        ("cuGraphInstantiate", Rule::Unsafe, |f| f.d.instantiate(f.graph, InstantiateFlags::default()).map(drop)),
+        ("cuGraphExecDestroy", Rule::Unsafe, |f| f.d.exec_destroy(f.exec)),
+        ("cuGraphLaunch on another stream", Rule::Permitted, |f| f.d.graph_launch(f.exec, f.other)),
+        ("cuGraphUpload on another stream", Rule::Permitted, |f| f.d.graph_upload(f.exec, f.other)),
+        ("cuDeviceGraphMemTrim", Rule::Permitted, |f| f.s.foreign(ForeignCall::DeviceGraphMemTrim, f.other)),
+        ("cuMemFreeAsync of another stream's block there", Rule::Unsafe, |f| {
+            f.s.foreign(ForeignCall::MemFreeAsync, f.other)
+        }),
+        ("cuMemFreeHost", Rule::Unsafe, |f| f.s.foreign(ForeignCall::MemFreeHost, f.other)),
+        ("cuEventDestroy", Rule::Permitted, |f| f.d.event_destroy(f.outside)),
+        ("cuEventDestroy of a captured event", Rule::Permitted, |f| f.d.event_destroy(f.captured)),
+        ("cuStreamCreate, non-blocking", Rule::Permitted, |f| f.d.stream_create(StreamKind::NonBlocking).map(drop)),
+        ("cuStreamCreate, blocking", Rule::Permitted, |f| f.d.stream_create(StreamKind::Blocking).map(drop)),
+        ("cuStreamDestroy of another stream", Rule::Permitted, |f| f.d.stream_destroy(f.other)),
+        ("memset on another stream", Rule::Permitted, |f| {
+            f.d.launch(f.other, Kernel::Fill { dst: f.block, bytes: 4, value: 0 })
+        }),
+        ("synchronous memset", Rule::Permitted, |f| f.s.foreign(ForeignCall::MemsetSynchronous, f.other)),
+        ("memset on the legacy stream", Rule::Permitted, |f| {
+            f.d.launch(StreamHandle::LEGACY, Kernel::Fill { dst: f.block, bytes: 4, value: 0 })
+        }),
+        ("beginning a capture on another stream", Rule::Permitted, |f| f.d.begin_capture(f.idle, CaptureMode::Relaxed)),
+        ("beginning one on the capturing stream", Rule::Fails(code::ILLEGAL_STATE, false), |f| {
+            f.d.begin_capture(f.capturing, CaptureMode::Global)
+        }),
+        ("cuMemFreeAsync on the capturing stream", Rule::Fails(code::INVALID_VALUE, false), |f| {
+            f.s.foreign(ForeignCall::MemFreeAsync, f.capturing)
+        }),
+        ("the capturing stream waits on an outside event", Rule::Fails(code::CAPTURE_ISOLATION, true), |f| {
+            f.d.stream_wait_event(f.capturing, f.outside)
+        }),
+        ("another stream waits on a captured event", Rule::Permitted, |f| {
+            f.d.stream_wait_event(f.other, f.captured)?;
+            assert_eq!(f.d.capture_status(f.other)?.id(), f.d.capture_status(f.capturing)?.id());
+            Ok(())
+        }),
+        ("cuEventRecord on another stream", Rule::Permitted, |f| f.d.event_record(f.outside, f.other)),
+        ("cuEventCreate", Rule::Permitted, |f| f.d.event_create().map(drop)),
+        ("cuMemGetInfo", Rule::Permitted, |f| f.d.mem_info().map(drop)),
+        ("cuMemAllocAsync on the capturing stream", Rule::Permitted, |f| {
+            f.s.foreign(ForeignCall::MemAllocAsync, f.capturing)
+        }),
+        ("cuEventQuery of a captured event", Rule::Fails(code::CAPTURED_EVENT, true), |f| {
+            f.d.event_query(f.captured).map(drop)
+        }),
+        ("cuEventSynchronize of a captured event", Rule::Fails(code::CAPTURED_EVENT, true), |f| {
+            f.d.event_synchronize(f.captured)
+        }),
+        ("cuStreamQuery of the capturing stream", Rule::Fails(code::CAPTURE_UNSUPPORTED, true), |f| {
+            f.s.stream_query(f.capturing).map(drop)
+        }),
+        ("cuStreamSynchronize of the capturing stream", Rule::Fails(code::CAPTURE_UNSUPPORTED, true), |f| {
+            f.d.stream_synchronize(f.capturing)
+        }),
+        ("cuCtxSynchronize", Rule::Fails(code::CAPTURE_UNSUPPORTED, true), |f| f.d.device_synchronize()),
+        ("cuStreamGetCaptureInfo", Rule::Permitted, |f| f.d.capture_frontier(f.capturing).map(drop)),
+        ("cuGraphDestroy of another graph", Rule::Permitted, |f| f.d.graph_destroy(f.graph)),
+        ("cuStreamDestroy of the capturing stream", Rule::Survey, |f| f.d.stream_destroy(f.capturing)),
+        ("cuGraphLaunch on the capturing stream", Rule::Survey, |f| f.d.graph_launch(f.exec, f.capturing)),
+        ("cuGraphUpload on the capturing stream", Rule::Survey, |f| f.d.graph_upload(f.exec, f.capturing)),
+        ("the legacy stream waits on a captured event", Rule::Survey, |f| {
+            f.d.stream_wait_event(StreamHandle::LEGACY, f.captured)
+        }),
+        ("cuStreamDestroy of a stream that joined", Rule::Survey, |f| {
+            f.d.stream_wait_event(f.other, f.captured)?;
+            f.d.stream_destroy(f.other)
+        }),
+    ]
+}
+
+/// Runs `call` on this or another thread, with or without the relaxed exchange.
+fn perform<S: Subject>(
+    f: &Fixture<'_, S>,
+    column: Column,
+    call: fn(&Fixture<'_, S>) -> DriverResult<()>,
+) -> DriverResult<()> {
+    let run = || if column.exchange { with_relaxed_capture(f.d, |_| call(f)) } else { call(f) };
+    if column.other_thread { std::thread::scope(|s| s.spawn(run).join().unwrap()) } else { run() }
+}
+
+/// What a call came to: its code, whether the capture was invalidated, and the code of its end.
+type Outcome = (u32, bool, u32);
+
+pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
+    vec![
+        ("every row of the measured table holds in every column", the_table),
+        ("the exchange is the thread's own and goes back", exchange),
+        ("a thread in thread-local mode is not stopped by the global capture of another", thread_local_passes),
+        ("work on the legacy stream while a blocking stream captures", implicit),
+        ("what nobody had measured", survey),
+    ]
+}
+
+fn the_table<S: Subject>(s: &S) {
+    let measured = rows::<S>().into_iter().filter(|(_, rule, _)| !matches!(rule, Rule::Survey));
+    compare(s, measured.collect());
+}
+
+fn survey<S: Subject>(s: &S) {
+    compare(s, rows::<S>().into_iter().filter(|(_, rule, _)| matches!(rule, Rule::Survey)).collect());
+}
+
+fn compare<S: Subject>(s: &S, rows: Vec<Row<S>>) {
+    let mut wrong = Vec::new();
+    for (name, rule, call) in rows {
+        for (index, column) in COLUMNS.into_iter().enumerate() {
+            let f = fixture(s, column.mode);
+            let result = perform(&f, column, call);
+            let at = format!("{name}; {}", column.name);
+            let status = f.d.capture_status(f.capturing);
+            let invalidated = matches!(status, Ok(CaptureStatus::Invalidated(_)));
+            let end = f.d.end_capture(f.capturing).map_or_else(|e| e.code, |_| 0);
+            let found: Outcome = (result.map_or_else(|e| e.code, |()| 0), invalidated, end);
+            let (code, invalidates) = match rule {
+                Rule::Survey if S::REAL => {
+                    println!("measured: {at}: {found:?} {status:?}");
+                    continue;
+                }
+                Rule::Survey => (code::UNMEASURED, false),
+                Rule::Unsafe if index < 3 => (code::CAPTURE_UNSUPPORTED, true),
+                Rule::Unsafe | Rule::Permitted => (0, false),
+                Rule::Fails(code, invalidates) => (code, invalidates),
+            };
+            let ended = if invalidates { code::CAPTURE_INVALIDATED } else { 0 };
+            if f.d.capture_status(f.idle).is_ok_and(|status| status.is_capturing()) {
+                f.d.end_capture(f.idle).unwrap();
+            }
+            if found != (code, invalidates, ended) {
+                wrong.push(format!("{at}: expected {:?}, found {found:?}", (code, invalidates, ended)));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} cells differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+fn exchange<S: Subject>(s: &S) {
+    let f = fixture(s, CaptureMode::Global);
+    assert_eq!(f.d.exchange_capture_mode(CaptureMode::Relaxed).unwrap(), CaptureMode::Global);
+    f.d.mem_alloc(PAGE).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(f.d.exchange_capture_mode(CaptureMode::ThreadLocal).unwrap(), CaptureMode::Global));
+    });
+    assert_eq!(f.d.exchange_capture_mode(CaptureMode::Global).unwrap(), CaptureMode::Relaxed);
+    assert_eq!(f.d.mem_alloc(PAGE).unwrap_err().code, code::CAPTURE_UNSUPPORTED);
+    assert_eq!(f.d.end_capture(f.capturing).unwrap_err().code, code::CAPTURE_INVALIDATED);
+}
+
+fn thread_local_passes<S: Subject>(s: &S) {
+    let f = fixture(s, CaptureMode::Global);
+    let passed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            f.d.exchange_capture_mode(CaptureMode::ThreadLocal).unwrap();
+            passed.store(f.d.mem_alloc(PAGE).is_ok(), Relaxed);
+        });
+    });
+    let end = f.d.end_capture(f.capturing).map_or_else(|e| e.code, |_| 0);
+    assert_eq!((passed.into_inner(), end), (true, 0));
+}
+
+/// A blocking stream captures, and something is done on the legacy stream.
+fn implicit<S: Subject>(s: &S) {
+    type Do<S> = fn(&Fixture<'_, S>) -> DriverResult<()>;
+    let calls: [(&str, Do<S>); 4] = [
+        ("a kernel", |f| f.d.launch(StreamHandle::LEGACY, Kernel::Fill { dst: f.block, bytes: 4, value: 0 })),
+        ("an event record", |f| f.d.event_record(f.outside, StreamHandle::LEGACY)),
+        ("an event wait", |f| f.d.stream_wait_event(StreamHandle::LEGACY, f.outside)),
+        ("a graph launch", |f| f.d.graph_launch(f.exec, StreamHandle::LEGACY)),
+    ];
+    for (name, call) in calls {
+        for column in [COLUMNS[0], COLUMNS[3], COLUMNS[4], COLUMNS[5]] {
+            let f = fixture(s, CaptureMode::Relaxed);
+            f.d.end_capture(f.capturing).unwrap();
+            let blocking = f.d.stream_create(StreamKind::Blocking).unwrap();
+            f.d.begin_capture(blocking, column.mode).unwrap();
+            f.d.launch(blocking, Kernel::Fill { dst: f.block, bytes: 64, value: 2 }).unwrap();
+            let result = perform(&f, column, call).map_or_else(|e| e.code, |()| 0);
+            let invalidated = matches!(f.d.capture_status(blocking), Ok(CaptureStatus::Invalidated(_)));
+            let found: Outcome = (result, invalidated, f.d.end_capture(blocking).map_or_else(|e| e.code, |_| 0));
+            if S::REAL {
+                println!("measured: {name} on the legacy stream; {}: {found:?}", column.name);
+            } else {
+                assert_eq!(found, (code::UNMEASURED, false, 0), "{name}; {}", column.name);
+            }
+        }
+    }
+}
