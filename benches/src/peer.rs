@@ -43,6 +43,10 @@ pub trait Peer {
         Ok(())
     }
 
+    /// From now on each request asks the device whether its stream is capturing, if the peer does not do so by itself and is to be the
+    /// measure of what others do beside that.
+    fn ask_at_each_request(&mut self) {}
+
     /// The n-th capture of this turn (from 0) ends.
     ///
     /// # Errors

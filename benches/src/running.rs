@@ -31,6 +31,11 @@ impl<'a, P: Peer> Running<'a, P> {
         let mut running = Self { prepared, slots: Vec::new(), peer, at: 0, refused: 0 };
         let warm = match prepared {
             Prepared::HotPair { .. } => WARM_PAIRS,
+            Prepared::Captured { .. } => {
+                running.peer.begin_capture(1, 0)?;
+                running.peer.ask_at_each_request();
+                WARM_PAIRS
+            }
             Prepared::WorkingSet { first, steps } => {
                 running.slots = first.iter().map(|bytes| running.peer.alloc(u64::from(*bytes), 0)).collect();
                 steps.len() as u64
@@ -61,7 +66,7 @@ impl<'a, P: Peer> Running<'a, P> {
     pub fn run(&mut self, rounds: u64) -> Result<Duration, Failed> {
         let prepared = self.prepared;
         let took = match prepared {
-            Prepared::HotPair { bytes } => self.pairs(*bytes, rounds),
+            Prepared::HotPair { bytes } | Prepared::Captured { bytes } => self.pairs(*bytes, rounds),
             Prepared::WorkingSet { steps, .. } => self.steps(steps, rounds),
             Prepared::Index { pairs, .. } => self.indexed(pairs, rounds),
             Prepared::Trace { script } => self.turns(script, rounds)?,
@@ -69,6 +74,7 @@ impl<'a, P: Peer> Running<'a, P> {
         if self.refused > 0 {
             let workload = match prepared {
                 Prepared::HotPair { .. } => "a hot pair",
+                Prepared::Captured { .. } => "a hot pair in a capture",
                 Prepared::WorkingSet { .. } => "a working set",
                 Prepared::Index { .. } => "pairs among free blocks",
                 Prepared::Trace { .. } => "a trace",

@@ -126,7 +126,7 @@ pub fn sample(
 /// See [`Failed`].
 pub fn time<P: Peer>(prepared: &Prepared, peer: P) -> Result<Sample, Failed> {
     let rounds = match prepared {
-        Prepared::HotPair { .. } => PAIRS,
+        Prepared::HotPair { .. } | Prepared::Captured { .. } => PAIRS,
         Prepared::WorkingSet { .. } | Prepared::Index { .. } => STEPS,
         Prepared::Trace { .. } => (EVENTS / prepared.units_per_round()).clamp(2, 50),
     };

@@ -26,6 +26,12 @@ pub enum Workload {
         /// Bytes.
         bytes: u64,
     },
+    /// As a hot pair, on a stream that is capturing, into the capture's pool. The query of the stream's capture, which each request makes, is
+    /// part of the loop.
+    Captured {
+        /// Bytes.
+        bytes: u64,
+    },
     /// Free one of this many live blocks, then allocate another; sizes log-uniform, 512 bytes to 32 MiB, or to 1 MiB from 65,536 blocks on.
     WorkingSet {
         /// Live blocks.
@@ -49,6 +55,9 @@ impl Workload {
     pub const PAIRS: [Self; 3] =
         [Self::HotPair { bytes: 512 }, Self::HotPair { bytes: 1 << 20 }, Self::HotPair { bytes: 64 << 20 }];
 
+    /// Hot pairs inside a capture.
+    pub const CAPTURED: [Self; 2] = [Self::Captured { bytes: 512 }, Self::Captured { bytes: 1 << 20 }];
+
     /// Working sets.
     pub const SETS: [Self; 4] = [
         Self::WorkingSet { live: 64 },
@@ -68,7 +77,7 @@ impl Workload {
     /// Every workload that is not a recording.
     #[must_use]
     pub fn synthetic() -> Vec<Self> {
-        Self::PAIRS.into_iter().chain(Self::SETS).chain(Self::INDEXES).collect()
+        Self::PAIRS.into_iter().chain(Self::CAPTURED).chain(Self::SETS).chain(Self::INDEXES).collect()
     }
 
     /// Every recording in a folder, by name.
@@ -91,7 +100,7 @@ impl Workload {
     #[must_use]
     pub fn unit(&self) -> &'static str {
         match self {
-            Self::HotPair { .. } | Self::Index { .. } => "pair",
+            Self::HotPair { .. } | Self::Captured { .. } | Self::Index { .. } => "pair",
             Self::WorkingSet { .. } => "step",
             Self::Trace { .. } => "event",
         }
@@ -102,6 +111,7 @@ impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::HotPair { bytes } => write!(f, "hot-{bytes}"),
+            Self::Captured { bytes } => write!(f, "captured-{bytes}"),
             Self::WorkingSet { live } => write!(f, "set-{live}"),
             Self::Index { free } => write!(f, "index-{free}"),
             Self::Trace { name } => write!(f, "trace-{name}"),
@@ -116,6 +126,7 @@ impl FromStr for Workload {
         let unknown = || Failed::UnknownWorkload { name: name.to_owned() };
         match name.split_once('-') {
             Some(("hot", bytes)) => Ok(Self::HotPair { bytes: bytes.parse().map_err(|_| unknown())? }),
+            Some(("captured", bytes)) => Ok(Self::Captured { bytes: bytes.parse().map_err(|_| unknown())? }),
             Some(("set", live)) => match live.parse() {
                 Ok(live) if live > 0 => Ok(Self::WorkingSet { live }),
                 _ => Err(unknown()),
@@ -150,6 +161,11 @@ pub enum Prepared {
         /// Bytes.
         bytes: u64,
     },
+    /// A hot pair on a capturing stream.
+    Captured {
+        /// Bytes.
+        bytes: u64,
+    },
     /// A working set.
     WorkingSet {
         /// Sizes of the first blocks.
@@ -180,6 +196,7 @@ impl Prepared {
     pub fn new(workload: &Workload, traces: &Path) -> Result<Self, Failed> {
         Ok(match workload {
             Workload::HotPair { bytes } => Self::HotPair { bytes: *bytes },
+            Workload::Captured { bytes } => Self::Captured { bytes: *bytes },
             Workload::WorkingSet { live } => Self::working_set(*live, SEED),
             Workload::Index { free } => Self::index(*free, SEED),
             Workload::Trace { name } => {
@@ -215,7 +232,9 @@ impl Prepared {
     #[must_use]
     pub fn needs(&self) -> Needs {
         match self {
-            Self::HotPair { .. } | Self::WorkingSet { .. } | Self::Index { .. } => Needs { streams: 1 },
+            Self::HotPair { .. } | Self::Captured { .. } | Self::WorkingSet { .. } | Self::Index { .. } => {
+                Needs { streams: 1 }
+            }
             Self::Trace { script } => script.needs(),
         }
     }
@@ -224,7 +243,7 @@ impl Prepared {
     #[must_use]
     pub fn units_per_round(&self) -> u64 {
         match self {
-            Self::HotPair { .. } | Self::WorkingSet { .. } | Self::Index { .. } => 1,
+            Self::HotPair { .. } | Self::Captured { .. } | Self::WorkingSet { .. } | Self::Index { .. } => 1,
             Self::Trace { script } => u64::from(script.events.max(1)),
         }
     }

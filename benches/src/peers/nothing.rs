@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 
+use gpupool_device::Device;
 use gpupool_sim_device::SimDevice;
 
 use super::gpupool::{Captures, device, handle};
@@ -13,6 +14,7 @@ pub struct Nothing {
     next: u64,
     device: SimDevice,
     captures: Captures,
+    asks: bool,
 }
 
 impl Nothing {
@@ -21,7 +23,7 @@ impl Nothing {
     pub fn new(needs: Needs) -> Self {
         let device = device();
         (0..needs.streams).for_each(|n| device.adopt_stream(handle(n)));
-        Self { next: 0, device, captures: Captures::default() }
+        Self { next: 0, device, captures: Captures::default(), asks: false }
     }
 }
 
@@ -31,6 +33,9 @@ impl Peer for Nothing {
     #[inline]
     fn alloc(&mut self, bytes: u64, stream: u16) -> Option<u64> {
         self.next += 512;
+        if self.asks {
+            black_box(self.device.capture_status(handle(stream)).is_ok());
+        }
         Some(black_box(self.next ^ bytes ^ u64::from(stream)))
     }
 
@@ -46,6 +51,10 @@ impl Peer for Nothing {
 
     fn begin_capture(&mut self, _: u64, stream: u16) -> Result<(), Failed> {
         self.captures.begin(&self.device, handle(stream)).map(drop)
+    }
+
+    fn ask_at_each_request(&mut self) {
+        self.asks = true;
     }
 
     fn end_capture(&mut self, nth: u32) -> Result<(), Failed> {
