@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpupool_allocator::{HeldBlock, PoolId, Stream, WorkMark};
 use gpupool_device::{DriverResult, ExecHandle, GraphDevice};
+use smallvec::SmallVec;
 
 use crate::error::LaunchError;
 use crate::graph::{GraphInner, GraphPool, common};
@@ -190,7 +191,8 @@ impl<D: GraphDevice> Executable<D> {
         let first = !self.launched.load(Ordering::Acquire);
         self.check_inputs(graph, options.inputs, first)?;
         // From here to the end the runs of all pools are ours: check and launch are one step.
-        let mut runs: Vec<_> = graph.pools.iter().map(|p| p.runs.lock()).collect();
+        // Most graphs have one pool.
+        let mut runs: SmallVec<[_; 2]> = graph.pools.iter().map(|p| p.runs.lock()).collect();
         let (overwrites, seen) = self.check_outputs(graph, options.outputs, &runs)?;
         let (stale, told) = self.stale_inputs(graph, options.inputs, &runs);
         let mut waits = false;
@@ -279,14 +281,14 @@ impl<D: GraphDevice> Executable<D> {
         let (mut out, mut news) = (Vec::new(), None);
         let checked = self.checked.lock();
         for (at, (pool, state)) in graph.pools.iter().zip(runs).enumerate() {
+            let before = checked.get(at).and_then(Option::as_ref).filter(|before| before.captures == state.captures);
+            if check == OutputCheck::FirstOfPair && before.is_some() {
+                continue;
+            }
             let (version, captures) = (pool.hold.version(), state.captures);
-            match checked.get(at).and_then(Option::as_ref) {
-                Some(before) if check == OutputCheck::FirstOfPair && before.captures == captures => continue,
+            match before {
                 // Nothing was handed out or freed since: what was found then is still so.
-                Some(before)
-                    if check != OutputCheck::FirstOfPair
-                        && (before.version, before.captures) == (version, captures) =>
-                {
+                Some(before) if check != OutputCheck::FirstOfPair && before.version == version => {
                     out.extend_from_slice(&before.found);
                     continue;
                 }
