@@ -100,7 +100,7 @@ impl<D: Device> Allocation<D> {
     #[must_use]
     pub fn placement(&self) -> Option<Placement> {
         let Some(Owner::Block(owner)) = &self.owner else { return None };
-        let state = owner.arena.state.lock();
+        let state = owner.arena.lock();
         let block = state.blocks.current(owner.block, owner.generation)?;
         let segment = state.segments.get(block.segment)?;
         Some(Placement { segment: segment.memory.ordinal, offset: crate::units::to_bytes(block.offset) })
@@ -120,7 +120,7 @@ impl<D: Device> Allocation<D> {
             return Err(FreeError::ForeignStream { stream: stream.id() });
         }
         let in_capture = owner.arena.shared.records_in_capture(stream.handle()).unwrap_or(true);
-        let mut state = owner.arena.state.lock();
+        let mut state = owner.arena.lock();
         if !state.is_live(owner.block, owner.generation) {
             return Err(FreeError::NotLive { address: self.address });
         }
@@ -141,7 +141,7 @@ impl<D: Device> Allocation<D> {
         if !last.is_of(&owner.arena.shared) {
             return Err(FreeError::ForeignStream { stream: core.id });
         }
-        let mut state = owner.arena.state.lock();
+        let mut state = owner.arena.lock();
         if !state.is_live(owner.block, owner.generation) {
             return Err(FreeError::NotLive { address: self.address });
         }

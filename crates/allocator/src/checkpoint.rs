@@ -52,7 +52,7 @@ impl<D: Device> Inner<D> {
     pub(crate) fn checkpoint(&self, id: PoolId) -> Result<PoolCheckpoint, AllocError> {
         let pool = self.pools.get(id)?;
         pool.arena.flush_deferred(|_| true);
-        let mut state = pool.arena.state.lock();
+        let mut state = pool.arena.lock();
         state.flush_bins(&pool.arena.counters);
         let mut segments: Vec<(Part, SegmentLayout)> = Vec::new();
         for (_, segment) in state.segments.iter().filter(|(_, s)| s.slot == pool.slot) {
@@ -86,7 +86,7 @@ impl<D: Device> Inner<D> {
         }
         pool.arena.flush_deferred(|_| true);
         let (freed, handed) = {
-            let mut guard = pool.arena.state.lock();
+            let mut guard = pool.arena.lock();
             let state = &mut *guard;
             let mismatch = |why| PoolError::CheckpointMismatch { pool: id, why };
             let by_ordinal: HashMap<u64, u32> = state
@@ -147,7 +147,7 @@ impl<D: Device> Inner<D> {
     ) -> Result<Option<Served<D>>, AllocError> {
         let request = self.request(requested, stream)?;
         let counters = &request.arena.counters;
-        let mut guard = request.arena.state.lock();
+        let mut guard = request.arena.lock();
         let state = &mut *guard;
         state.flush_bins(counters);
         let first = request.lane - request.part.index() as u32;

@@ -65,7 +65,7 @@ impl ArenaState {
 impl<D: Device> Arena<D> {
     /// Bytes of host memory per block record, and how many records there are.
     pub(crate) fn host_bytes(&self) -> (usize, usize) {
-        let state = self.state.lock();
+        let state = self.lock();
         (state.blocks.host_bytes(), state.blocks.len())
     }
 }
@@ -77,14 +77,13 @@ impl<D: Device> Inner<D> {
         // A segment may move to an arena that was looked at before: the second round finds it.
         for _ in 0..2 {
             for arena in self.arenas() {
-                let ids: Vec<(u32, u64)> =
-                    arena.state.lock().segments.iter().map(|(id, s)| (id, s.memory.ordinal)).collect();
+                let ids: Vec<(u32, u64)> = arena.lock().segments.iter().map(|(id, s)| (id, s.memory.ordinal)).collect();
                 for (id, ordinal) in ids {
                     if pieces.contains_key(&ordinal) {
                         continue;
                     }
                     let (at, piece) = {
-                        let state = arena.state.lock();
+                        let state = arena.lock();
                         (self.shared.history.sequence(), state.segment_state(id))
                     };
                     if let Some(piece) = piece {

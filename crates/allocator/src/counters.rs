@@ -7,6 +7,10 @@
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use crate::ids::Part;
+use crate::peaks::{Peak, Telling};
+
+/// How many figures of an arena have peaks.
+pub(crate) const FIGURES: usize = 24;
 
 /// One figure over time, under PyTorch's names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -103,28 +107,24 @@ impl StatArray {
 pub(crate) struct Counter {
     increases: AtomicI64,
     decreases: AtomicI64,
-    peak: AtomicI64,
+    peak: Peak,
     /// Both counts at the last reset of accumulated figures.
     reset_at: [AtomicI64; 2],
 }
 
 impl Counter {
-    /// Returns the new current figure.
+    /// Whether the figure is above its ceiling now.
     #[inline]
-    pub(crate) fn increase(&self, n: i64) -> i64 {
-        let increases = self.increases.load(Relaxed) + n;
-        self.increases.store(increases, Relaxed);
-        let current = increases - self.decreases.load(Relaxed);
-        self.note(current);
-        current
+    pub(crate) fn increase(&self, n: i64) -> bool {
+        self.peak.note(self.add(n))
     }
 
-    /// A figure that may be a new peak.
+    /// Returns the new current figure.
     #[inline]
-    fn note(&self, current: i64) {
-        if current > self.peak.load(Relaxed) {
-            self.peak.store(current, Relaxed);
-        }
+    fn add(&self, n: i64) -> i64 {
+        let increases = self.increases.load(Relaxed) + n;
+        self.increases.store(increases, Relaxed);
+        increases - self.decreases.load(Relaxed)
     }
 
     #[inline]
@@ -146,14 +146,14 @@ impl Counter {
         let (increases, decreases) = (self.increases.load(Relaxed), self.decreases.load(Relaxed));
         Stat {
             current: increases - decreases,
-            peak: self.peak.load(Relaxed),
+            peak: self.peak.most(),
             allocated: increases - self.reset_at[0].load(Relaxed),
             freed: decreases - self.reset_at[1].load(Relaxed),
         }
     }
 
-    pub(crate) fn reset_peak(&self) {
-        self.peak.store(self.current(), Relaxed);
+    fn figure(&self) -> (i64, &Peak) {
+        (self.current(), &self.peak)
     }
 
     pub(crate) fn reset_accumulated(&self) {
@@ -166,16 +166,16 @@ impl Counter {
 #[derive(Debug, Default)]
 pub(crate) struct CounterArray {
     parts: [Counter; 2],
-    peak: AtomicI64,
+    peak: Peak,
 }
 
 impl CounterArray {
+    /// Whether some figure is above its ceiling now.
     #[inline]
-    pub(crate) fn increase(&self, part: Part, n: i64) {
-        let current = self.parts[part.index()].increase(n) + self.parts[1 - part.index()].current();
-        if current > self.peak.load(Relaxed) {
-            self.peak.store(current, Relaxed);
-        }
+    pub(crate) fn increase(&self, part: Part, n: i64) -> bool {
+        let (this, other) = (&self.parts[part.index()], &self.parts[1 - part.index()]);
+        let current = this.add(n);
+        this.peak.note(current) | self.peak.note(current + other.current())
     }
 
     #[inline]
@@ -185,12 +185,14 @@ impl CounterArray {
 
     /// A net change as one movement, which is what peaks are made of.
     #[inline]
-    pub(crate) fn change(&self, part: Part, n: i64) {
+    fn change(&self, part: Part, n: i64) -> bool {
         if n > 0 {
-            self.increase(part, n);
-        } else if n < 0 {
+            return self.increase(part, n);
+        }
+        if n < 0 {
             self.decrease(part, -n);
         }
+        false
     }
 
     pub(crate) fn part(&self, part: Part) -> &Counter {
@@ -204,7 +206,7 @@ impl CounterArray {
     }
 
     pub(crate) fn peak(&self) -> i64 {
-        self.peak.load(Relaxed)
+        self.peak.most()
     }
 
     pub(crate) fn read(&self) -> StatArray {
@@ -215,9 +217,8 @@ impl CounterArray {
         StatArray { all, small_pool, large_pool }
     }
 
-    fn reset_peak(&self) {
-        self.parts.iter().for_each(Counter::reset_peak);
-        self.peak.store(self.current(), Relaxed);
+    fn figures(&self) -> [(i64, &Peak); 3] {
+        [(self.current(), &self.peak), self.parts[0].figure(), self.parts[1].figure()]
     }
 
     fn reset_accumulated(&self) {
@@ -230,23 +231,22 @@ impl CounterArray {
 #[derive(Debug, Default)]
 pub(crate) struct ActiveCounters {
     pending: [Counter; 2],
-    peaks: [AtomicI64; 2],
-    peak: AtomicI64,
+    peaks: [Peak; 2],
+    peak: Peak,
 }
 
 impl ActiveCounters {
-    /// Blocks of a part were handed out: `handed` has counted them already.
+    /// Blocks of a part were handed out: `handed` has counted them already. Whether some figure is above its ceiling now.
     #[inline]
-    fn increased(&self, part: Part, handed: &CounterArray) {
-        let here = handed.part(part).current() + self.pending[part.index()].current();
-        let other = 1 - part.index();
-        let current = here + handed.parts[other].current() + self.pending[other].current();
-        if here > self.peaks[part.index()].load(Relaxed) {
-            self.peaks[part.index()].store(here, Relaxed);
-        }
-        if current > self.peak.load(Relaxed) {
-            self.peak.store(current, Relaxed);
-        }
+    fn increased(&self, part: Part, handed: &CounterArray) -> bool {
+        let here = self.in_part(part.index(), handed);
+        let other = self.in_part(1 - part.index(), handed);
+        self.peaks[part.index()].note(here) | self.peak.note(here + other)
+    }
+
+    #[inline]
+    fn in_part(&self, part: usize, handed: &CounterArray) -> i64 {
+        handed.parts[part].current() + self.pending[part].current()
     }
 
     fn current(&self, handed: &CounterArray) -> i64 {
@@ -260,19 +260,17 @@ impl ActiveCounters {
             stat.current += pending.current;
             // What became free: freed, less what became pending, plus what came out of it.
             stat.freed += pending.freed - pending.allocated;
-            stat.peak = self.peaks[at].load(Relaxed);
+            stat.peak = self.peaks[at].most();
         }
         out.all = out.small_pool;
         out.all.add(out.large_pool);
-        out.all.peak = self.peak.load(Relaxed);
+        out.all.peak = self.peak.most();
         out
     }
 
-    fn reset_peak(&self, handed: &CounterArray) {
-        for (at, peak) in self.peaks.iter().enumerate() {
-            peak.store(handed.parts[at].current() + self.pending[at].current(), Relaxed);
-        }
-        self.peak.store(self.current(handed), Relaxed);
+    fn figures<'a>(&'a self, handed: &CounterArray) -> [(i64, &'a Peak); 3] {
+        let [small, large] = [0, 1].map(|part| self.in_part(part, handed));
+        [(small + large, &self.peak), (small, &self.peaks[0]), (large, &self.peaks[1])]
     }
 
     fn reset_accumulated(&self) {
@@ -288,12 +286,13 @@ pub(crate) struct ArenaCounters {
     requested_bytes: CounterArray,
     active: ActiveCounters,
     active_bytes: ActiveCounters,
-    pub(crate) inactive_split: CounterArray,
-    pub(crate) inactive_split_bytes: CounterArray,
-    pub(crate) oversize_allocations: Counter,
+    inactive_split: CounterArray,
+    inactive_split_bytes: CounterArray,
+    oversize_allocations: Counter,
     /// Blocks parked in bins, and their bytes.
-    pub(crate) binned: Counter,
-    pub(crate) binned_bytes: Counter,
+    binned: Counter,
+    binned_bytes: Counter,
+    pub(crate) telling: Telling,
 }
 
 /// An arena's figures at one moment.
@@ -315,11 +314,12 @@ impl ArenaCounters {
     /// A block was handed out.
     #[inline]
     pub(crate) fn handed_out(&self, part: Part, bytes: i64, requested: i64) {
-        self.allocation.increase(part, 1);
-        self.allocated_bytes.increase(part, bytes);
-        self.requested_bytes.increase(part, requested);
-        self.active.increased(part, &self.allocation);
-        self.active_bytes.increased(part, &self.allocated_bytes);
+        let above = self.allocation.increase(part, 1)
+            | self.allocated_bytes.increase(part, bytes)
+            | self.requested_bytes.increase(part, requested)
+            | self.active.increased(part, &self.allocation)
+            | self.active_bytes.increased(part, &self.allocated_bytes);
+        self.telling.note(above);
     }
 
     /// A block was freed, and is free.
@@ -345,6 +345,38 @@ impl ArenaCounters {
         self.requested_bytes.decrease(part, requested);
     }
 
+    /// So many free blocks more in segments that hold others too, and their bytes, each as one movement.
+    #[inline]
+    pub(crate) fn split(&self, part: Part, blocks: i64, bytes: i64) {
+        let above = self.inactive_split.change(part, blocks) | self.inactive_split_bytes.change(part, bytes);
+        self.telling.note(above);
+    }
+
+    /// A block went into a bin.
+    #[inline]
+    pub(crate) fn went_into_bin(&self, bytes: i64) {
+        let above = self.binned.increase(1) | self.binned_bytes.increase(bytes);
+        self.telling.note(above);
+    }
+
+    /// A block came out of a bin.
+    #[inline]
+    pub(crate) fn came_out_of_bin(&self, bytes: i64) {
+        self.binned.decrease(1);
+        self.binned_bytes.decrease(bytes);
+    }
+
+    /// A block of at least the split limit was handed out.
+    pub(crate) fn oversize_handed_out(&self) {
+        let above = self.oversize_allocations.increase(1);
+        self.telling.note(above);
+    }
+
+    /// A block of at least the split limit was freed.
+    pub(crate) fn oversize_freed(&self) {
+        self.oversize_allocations.decrease(1);
+    }
+
     /// Bytes in blocks handed out.
     pub(crate) fn allocated_bytes(&self) -> &CounterArray {
         &self.allocated_bytes
@@ -358,7 +390,7 @@ impl ArenaCounters {
 
     /// Their bytes, now and at most.
     pub(crate) fn active_bytes(&self) -> (i64, i64) {
-        (self.active_bytes.current(&self.allocated_bytes), self.active_bytes.peak.load(Relaxed))
+        (self.active_bytes.current(&self.allocated_bytes), self.active_bytes.peak.most())
     }
 
     pub(crate) fn read(&self) -> ArenaStats {
@@ -390,11 +422,34 @@ impl ArenaCounters {
         [&self.oversize_allocations, &self.binned, &self.binned_bytes]
     }
 
-    pub(crate) fn reset_peaks(&self) {
-        self.arrays().into_iter().for_each(CounterArray::reset_peak);
-        self.single().into_iter().for_each(Counter::reset_peak);
-        self.active.reset_peak(&self.allocation);
-        self.active_bytes.reset_peak(&self.allocated_bytes);
+    /// Every figure that has a peak, in the order of [`Stats::of_arenas`](crate::Stats).
+    pub(crate) fn figures(&self) -> [(i64, &Peak); FIGURES] {
+        let arrays = [
+            self.allocation.figures(),
+            self.active.figures(&self.allocation),
+            self.inactive_split.figures(),
+            self.allocated_bytes.figures(),
+            self.active_bytes.figures(&self.allocated_bytes),
+            self.inactive_split_bytes.figures(),
+            self.requested_bytes.figures(),
+        ];
+        let [oversize, binned, binned_bytes] = self.single().map(Counter::figure);
+        std::array::from_fn(|at| match at {
+            21 => oversize,
+            22 => binned,
+            23 => binned_bytes,
+            _ => arrays[at / 3][at % 3],
+        })
+    }
+
+    /// Blocks in bins, and their bytes.
+    pub(crate) fn binned(&self) -> (i64, i64) {
+        (self.binned.current(), self.binned_bytes.current())
+    }
+
+    /// Live blocks of at least the split limit.
+    pub(crate) fn oversize_allocations(&self) -> i64 {
+        self.oversize_allocations.current()
     }
 
     pub(crate) fn reset_accumulated(&self) {

@@ -16,7 +16,7 @@ impl<D: Device> Arena<D> {
     /// were noted `age` nanoseconds ago or before.
     fn unused_for(&self, age: u64, slot: Option<u32>, now: u64) -> Vec<Idle> {
         let idle = self.idle_segments(|lane| slot.map_or(self.is_default_slot(lane.slot), |slot| slot == lane.slot));
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let is_old = |idle: &Idle| {
             let still = state.still_idle(idle);
             let segment = state.segments.get_mut(idle.segment).filter(|_| still)?;

@@ -43,7 +43,7 @@ impl<D: Device> Arena<D> {
         let attention = self.shared.attention();
         let caller = if attention & RECORDS != 0 { self.shared.history.caller() } else { None };
         let in_capture_lane = {
-            let mut state = self.state.lock();
+            let mut state = self.lock();
             if !state.is_live(id, generation) {
                 return Err(FreeError::NotLive { address: gpupool_device::Address::NULL });
             }
@@ -80,7 +80,7 @@ impl<D: Device> Arena<D> {
             true => self.markers(id).unwrap_or_default(),
             false => Vec::new(),
         };
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let uses = state.blocks[id].uses;
         if let Some(uses) = state.uses.get_mut(uses) {
             uses.markers = markers;
@@ -90,13 +90,13 @@ impl<D: Device> Arena<D> {
 
     /// Queues a freed block behind the streams recorded for it.
     pub(crate) fn make_pending(self: &Arc<Self>, id: BlockId) {
-        let uses = self.state.lock().uses_of(id);
+        let uses = self.lock().uses_of(id);
         let marks = uses.into_iter().map(|u| (u.until.unwrap_or_else(|| u.core.open_mark()), u.core));
         let marks: Vec<_> =
             marks.filter(|(mark, core)| !core.is_done(*mark)).map(|(mark, core)| (core, mark)).collect();
         let mut to_mark = Vec::new();
         {
-            let mut state = self.state.lock();
+            let mut state = self.lock();
             state.make_pending(id, &marks, &self.counters);
             for (core, _) in &marks {
                 let unmarked = state
@@ -126,7 +126,7 @@ impl<D: Device> Arena<D> {
     /// Deferred frees become pending ones: what was recorded inside a capture is over with it.
     pub(crate) fn flush_deferred(self: &Arc<Self>, only: impl Fn(u32) -> bool) {
         let ready: Vec<BlockId> = {
-            let mut guard = self.state.lock();
+            let mut guard = self.lock();
             let state = &mut *guard;
             let (blocks, lanes) = (&state.blocks, &state.lanes);
             // What was freed inside a capture that the registry knows is settled by that capture's end.
@@ -145,7 +145,7 @@ impl<D: Device> Arena<D> {
 
     /// The streams that pending blocks wait for.
     fn awaited(&self) -> Vec<(Arc<StreamCore>, u64)> {
-        let state = self.state.lock();
+        let state = self.lock();
         state.pending.iter().filter_map(|q| Some((Arc::clone(&q.core), q.blocks.back()?.0))).collect()
     }
 
@@ -165,7 +165,7 @@ impl<D: Device> Arena<D> {
             }
             core.poll(&self.shared.driver);
         }
-        self.state.lock().settle_done(&self.counters)
+        self.lock().settle_done(&self.counters)
     }
 
     /// Waits on the host until every pending block is free, or the first error. Streams that are capturing are passed over, and so are
@@ -181,7 +181,7 @@ impl<D: Device> Arena<D> {
                     && self.shared.driver.capture_status(core.handle)?.is_capturing());
             if !passed_over {
                 core.wait(&self.shared.driver, newest)?;
-                freed += self.state.lock().settle_done(&self.counters);
+                freed += self.lock().settle_done(&self.counters);
             }
         }
         Ok(freed)
@@ -194,7 +194,7 @@ impl<D: Device> Arena<D> {
         if !core.is_reachable() || driver.capture_status(core.handle)?.is_capturing() {
             return Ok(0);
         }
-        let awaited = self.state.lock().awaited_by(core);
+        let awaited = self.lock().awaited_by(core);
         let mut covered: Vec<(StreamId, u64)> = Vec::new();
         for (other, newest) in awaited {
             if other.id == core.id {
@@ -213,7 +213,7 @@ impl<D: Device> Arena<D> {
                 covered.push((other.id, mark));
             }
         }
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let done = state.settle_done(&self.counters);
         Ok(done + state.settle_for(core, &covered, &self.counters))
     }
@@ -223,7 +223,7 @@ impl<D: Device> Inner<D> {
     /// What PyTorch does at every allocation outside a capture: deferred frees, then completed events.
     pub(crate) fn poll_now(&self, arena: &Arc<Arena<D>>) -> Result<(), AllocError> {
         let (deferred, pending) = {
-            let state = arena.state.lock();
+            let state = arena.lock();
             (!state.deferred.is_empty(), !state.pending.is_empty())
         };
         if deferred {

@@ -70,7 +70,7 @@ impl<D: Device> Inner<D> {
             return Ok(Outcome::Nothing);
         };
         let counters = &request.arena.counters;
-        let mut state = request.arena.state.lock();
+        let mut state = request.arena.lock();
         if request.is_stranded(&state) {
             drop(state);
             return Err(self.refuse_stranded(request, memory));
@@ -120,7 +120,7 @@ impl<D: Device> Inner<D> {
         if !self.shared.trims_before_growth() || request.pool.is_some() {
             return request.segment_bytes;
         }
-        let mut state = request.arena.state.lock();
+        let mut state = request.arena.lock();
         let generous = match state.repetition.covers(request.size, &request.arena.counters) {
             true => self.shared.segment_bytes(state.repetition.segment_bytes(request.segment_bytes)),
             false => request.segment_bytes,
@@ -153,14 +153,14 @@ impl<D: Device> Inner<D> {
                 continue;
             }
             let memory = {
-                let mut state = arena.state.lock();
+                let mut state = arena.lock();
                 if !state.still_idle(&idle) {
                     continue;
                 }
                 state.detach(idle.block).map(|s| s.memory)
             };
             let Some(memory) = memory else { continue };
-            let mut state = request.arena.state.lock();
+            let mut state = request.arena.lock();
             if request.is_stranded(&state) {
                 drop(state);
                 return Err(self.refuse_stranded(request, memory));
@@ -189,7 +189,7 @@ impl<D: Device> Inner<D> {
         }
         for arena in self.default_arenas() {
             let lanes: Vec<_> = {
-                let state = arena.state.lock();
+                let state = arena.lock();
                 let retired = state.lanes.iter().enumerate().filter(|(_, l)| {
                     l.in_use && l.part == request.part && l.core.is_retired() && arena.is_default_slot(l.slot)
                 });
@@ -200,7 +200,7 @@ impl<D: Device> Inner<D> {
                 if !core.is_done(core.open_mark()) {
                     continue;
                 }
-                let mut state = arena.state.lock();
+                let mut state = arena.lock();
                 state.flush_bins(&arena.counters);
                 let Some(block) = state.take(lane, request.size, false, &arena.counters) else { continue };
                 let handed = state.hand_out(block, request.size, request.requested, &arena.counters)?;
@@ -220,7 +220,7 @@ impl<D: Device> Inner<D> {
         let ages = self.shared.counts_ages();
         for pool in self.pools.overflow(self.shared.rules.overflow_from_held) {
             let counters = &pool.arena.counters;
-            let mut state = pool.arena.state.lock();
+            let mut state = pool.arena.lock();
             let lane = state.lanes_of(pool.slot, &request.core, LaneKind::Stream) + request.part.index() as u32;
             let Some(block) = state.take(lane, request.size, ages, counters) else { continue };
             let handed = state.hand_out(block, request.size, request.requested, counters)?;
@@ -241,14 +241,14 @@ impl<D: Device> Arena<D> {
 
     /// The wholly free segments of the lanes that `pick` accepts, in index order. Bins are emptied first.
     pub(crate) fn idle_segments(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> Vec<Idle> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.flush_bins(&self.counters);
         state.idle_in_order(pick)
     }
 
     /// Whether the device is done with a wholly free segment. Without `wait` only looks, having recorded an event if there is none.
     pub(crate) fn is_quiescent(&self, idle: &Idle, wait: bool) -> Result<bool, AllocError> {
-        let core = Arc::clone(&self.state.lock().lanes[idle.lane as usize].core);
+        let core = Arc::clone(&self.lock().lanes[idle.lane as usize].core);
         let driver = &self.shared.driver;
         if core.is_done(idle.since) {
             return Ok(true);

@@ -146,7 +146,7 @@ impl<D: Device> Inner<D> {
     pub(crate) fn new(shared: Arc<Shared<D>>, id: u64) -> Self {
         let single = shared.rules.single_arena.then(|| {
             let arena = Arc::new(Arena::new(Arc::clone(&shared), true));
-            arena.state.lock().add_slot(PoolId::DEFAULT, None);
+            arena.lock().add_slot(PoolId::DEFAULT, None);
             arena
         });
         Self {
@@ -183,10 +183,10 @@ impl<D: Device> Inner<D> {
         let core = Arc::new(StreamCore::new(id, key.handle, key.thread, self.id));
         let arena = self.single.clone().unwrap_or_else(|| {
             let arena = Arc::new(Arena::new(Arc::clone(&self.shared), true));
-            arena.state.lock().add_slot(PoolId::DEFAULT, None);
+            arena.lock().add_slot(PoolId::DEFAULT, None);
             arena
         });
-        let lane = arena.state.lock().lanes_of(0, &core, LaneKind::Stream);
+        let lane = arena.lock().lanes_of(0, &core, LaneKind::Stream);
         let stream = Stream { core, arena, lane };
         {
             // Two threads may register one handle at once: the first one stays.
@@ -198,6 +198,7 @@ impl<D: Device> Inner<D> {
         }
         self.shared.context.streams.lock().push(Arc::clone(&stream.core));
         if self.single.is_none() {
+            self.shared.peaks.join(&stream.arena);
             self.arenas.lock().push(Arc::clone(&stream.arena));
             self.default_arenas.lock().push(Arc::clone(&stream.arena));
         }
@@ -214,11 +215,12 @@ impl<D: Device> Inner<D> {
         let counters = Arc::default();
         let arena = self.single.clone().unwrap_or_else(|| {
             let arena = Arc::new(Arena::new(Arc::clone(&self.shared), false));
+            self.shared.peaks.join(&arena);
             self.arenas.lock().push(Arc::clone(&arena));
             arena
         });
         let slot = {
-            let mut state = arena.state.lock();
+            let mut state = arena.lock();
             let slot = state.add_slot(id, Some(Arc::clone(&counters)));
             state.slots[slot as usize].no_split = no_split;
             slot
@@ -258,11 +260,11 @@ impl<D: Device> Inner<D> {
         let (pool, arena, lane, neutral) = match route {
             Route::Default => (None, Arc::clone(&stream.arena), stream.lane + index, None),
             Route::Scope(pool) => {
-                let lane = pool.arena.state.lock().lanes_of(pool.slot, &stream.core, LaneKind::Stream) + index;
+                let lane = pool.arena.lock().lanes_of(pool.slot, &stream.core, LaneKind::Stream) + index;
                 (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane, None)
             }
             Route::Capture(pool, own) => {
-                let mut state = pool.arena.state.lock();
+                let mut state = pool.arena.lock();
                 let lane = state.lanes_of(pool.slot, &stream.core, LaneKind::Capture) + index;
                 let neutral = state.lanes_of(pool.slot, &self.shared.neutral, LaneKind::Neutral) + index;
                 drop(state);
@@ -330,7 +332,7 @@ impl<D: Device> Inner<D> {
         let size = self.shared.config.rounding().round(requested);
         let lane = stream.lane + u32::from(size > SMALL_LIMIT);
         let (arena, ages) = (&stream.arena, attention & AGES != 0);
-        let mut state = arena.state.lock();
+        let mut state = arena.lock();
         let block = state.take(lane, size, ages, &arena.counters)?;
         let handed = state.hand_out(block, size, requested, &arena.counters)?;
         Some(Served { arena: Arc::clone(arena), handed, borrower: None })
@@ -345,7 +347,7 @@ impl<D: Device> Inner<D> {
         };
         let size = self.shared.config.rounding().round(requested);
         let part = u32::from(size > SMALL_LIMIT);
-        let mut state = arena.state.lock();
+        let mut state = arena.lock();
         if !state.lanes[(lane + part) as usize].in_use {
             // The capture has just ended.
             return None;
@@ -360,7 +362,7 @@ impl<D: Device> Inner<D> {
     /// Forgets the arenas of retired streams that hold nothing any more, and the streams whose last work is done.
     pub(crate) fn forget_retired(&self) {
         for arena in self.default_arenas() {
-            let mut state = arena.state.lock();
+            let mut state = arena.lock();
             let retired = state.lanes.iter().all(|l| !l.in_use || l.core.is_retired());
             if self.single.is_some() || !arena.holds_default || !retired || !state.segments.is_empty() {
                 continue;
@@ -377,6 +379,7 @@ impl<D: Device> Inner<D> {
             };
             // Another thread may have forgotten it at the same time.
             if removed {
+                self.shared.peaks.leave(&arena);
                 self.folded.lock().fold(&arena.counters);
             }
         }
@@ -428,7 +431,7 @@ impl<D: Device> Inner<D> {
     pub(crate) fn search(&self, request: &Request<D>) -> Option<Served<D>> {
         let ages = self.shared.counts_ages();
         let counters = &request.arena.counters;
-        let mut state = request.arena.state.lock();
+        let mut state = request.arena.lock();
         let block = state.take_from(request.lane, request.neutral, request.size, ages, counters)?;
         let handed = state.hand_out(block, request.size, request.requested, counters)?;
         Some(request.served(&mut state, handed))

@@ -106,7 +106,7 @@ impl<D: Device> Inner<D> {
     fn take_step(&self, step: Step, request: &Request<D>) -> Result<Outcome<D>, AllocError> {
         let progress = |any: bool| if any { Outcome::Progress } else { Outcome::Nothing };
         Ok(match step {
-            Step::EmptyBins => progress(request.arena.state.lock().flush_bins(&request.arena.counters)),
+            Step::EmptyBins => progress(request.arena.lock().flush_bins(&request.arena.counters)),
             Step::CaptureOrder => progress(request.neutral.is_some() && self.reuse_in_capture(request)? > 0),
             Step::CompletedEvents => progress(request.arena.poll(true) > 0),
             Step::WaitOnStream => {

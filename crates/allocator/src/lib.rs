@@ -23,6 +23,7 @@ mod index;
 mod inner;
 mod ladder;
 mod oom;
+mod peaks;
 mod policy;
 mod pool;
 mod provider;

@@ -69,7 +69,7 @@ impl<D: Device> Arena<D> {
     ) -> Result<(), AllocError> {
         for idle in idle {
             let (needs_quiescence, part, pool, counters) = {
-                let state = self.state.lock();
+                let state = self.lock();
                 let Some(segment) = state.segments.get(idle.segment) else { continue };
                 let slot = &state.slots[segment.slot as usize];
                 let handle = matches!(segment.memory.backing, Backing::Handle(_));
@@ -81,7 +81,7 @@ impl<D: Device> Arena<D> {
                 continue;
             }
             let segment = {
-                let mut state = self.state.lock();
+                let mut state = self.lock();
                 if !state.still_idle(idle) || !may() {
                     continue;
                 }
@@ -93,13 +93,13 @@ impl<D: Device> Arena<D> {
                     out.released_bytes += idle.bytes;
                     out.released_segments += 1;
                     if let Some(counters) = counters {
-                        let _state = self.state.lock();
+                        let _state = self.lock();
                         counters.reserved_bytes.decrease(part, idle.bytes as i64);
                     }
                 }
                 Err(e) => {
                     tracing::warn!(address = %segment.memory.base, bytes = idle.bytes, error = %e, "the driver did not take a segment back");
-                    let mut state = self.state.lock();
+                    let mut state = self.lock();
                     if state.lanes[segment.lane as usize].in_use {
                         state.attach(segment.memory, segment.lane);
                     } else {
@@ -127,7 +127,7 @@ impl<D: Device> Arena<D> {
 
     /// As [`idle_segments`](Self::idle_segments), for one part of one pool and with lanes in the order of their handles.
     fn idle_of_part(&self, slot: u32, part: Part) -> Vec<Idle> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.flush_bins(&self.counters);
         let lanes = state.lanes_in_order(slot, part);
         let mut idle = state.idle_in_order(|l| l.slot == slot && l.part == part);
@@ -154,7 +154,7 @@ impl<D: Device> Inner<D> {
         let mut candidates: Vec<(Arc<Arena<D>>, Idle, u64)> = Vec::new();
         for arena in self.default_arenas() {
             for idle in arena.idle_of_part(0, Part::Large) {
-                let state = arena.state.lock();
+                let state = arena.lock();
                 let age = (state.slots[0].age[Part::Large.index()] as u32).wrapping_sub(state.blocks[idle.block].age);
                 drop(state);
                 candidates.push((Arc::clone(&arena), idle, u64::from(age)));
@@ -199,7 +199,7 @@ impl<D: Device> Inner<D> {
         let after = held.saturating_add(request.segment_bytes);
         let counters = &request.arena.counters;
         let trims =
-            self.shared.trims_before_growth() && !request.arena.state.lock().repetition.covers(request.size, counters);
+            self.shared.trims_before_growth() && !request.arena.lock().repetition.covers(request.size, counters);
         let over_peak = if trims { after.saturating_sub(peak) } else { 0 };
         let over_mark = config.trim_above().map_or(0, |mark| after.saturating_sub(mark));
         let excess = over_peak.max(over_mark);
@@ -276,7 +276,7 @@ impl<D: Device> Inner<D> {
         let Some(max_split) = self.shared.config.max_split_size() else { return Ok(false) };
         let key = request.size.max(max_split);
         let (enough, smaller) = {
-            let state = request.arena.state.lock();
+            let state = request.arena.lock();
             let lane = request.lane;
             let mut idle = state.idle_in_order(|l| l.in_use);
             idle.retain(|i| i.lane == lane);
@@ -378,7 +378,7 @@ impl<D: Device> Inner<D> {
     fn note_held(&self, in_capture: bool, out: &mut Trimmed) {
         for arena in self.arenas() {
             let idle = arena.idle_segments(|_| true);
-            let state = arena.state.lock();
+            let state = arena.lock();
             for i in idle {
                 let slot = state.lanes[i.lane as usize].slot;
                 if !arena.is_default_slot(slot) {
@@ -397,7 +397,7 @@ impl<D: Device> Inner<D> {
 
     /// Forgets a pool if nobody uses it and it has no segment. One that never had any leaves no trace: its id may be used again.
     pub(crate) fn forget_if_empty(&self, pool: &Arc<Pool<D>>) {
-        let state = pool.arena.state.lock();
+        let state = pool.arena.lock();
         if state.segments.iter().any(|(_, s)| s.slot == pool.slot) {
             return;
         }
@@ -417,9 +417,10 @@ impl<D: Device> Inner<D> {
 
     /// Takes a pool that has no segment, and that the table does not know, out of its arena.
     pub(crate) fn discard_pool(&self, pool: &Pool<D>) {
-        pool.arena.state.lock().remove_slot(pool.slot);
+        pool.arena.lock().remove_slot(pool.slot);
         if !pool.arena.holds_default {
             self.arenas.lock().retain(|a| !Arc::ptr_eq(a, &pool.arena));
+            self.shared.peaks.leave(&pool.arena);
             self.folded.lock().fold(&pool.arena.counters);
         }
     }

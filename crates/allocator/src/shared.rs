@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::driver::Driver;
 use crate::history::History;
 use crate::ids::{Part, PoolId};
+use crate::peaks::Peaks;
 use crate::policy::Rules;
 use crate::provider::SegmentProvider;
 use crate::stream::StreamCore;
@@ -50,6 +51,8 @@ pub(crate) struct Shared<D: Device> {
     pub(crate) rules: Rules,
     pub(crate) config: Config,
     pub(crate) totals: Totals,
+    /// Of policies with several arenas.
+    pub(crate) peaks: Peaks<D>,
     pub(crate) context: Context,
     /// What stands for no stream in the lanes of free blocks between captures.
     pub(crate) neutral: Arc<StreamCore>,
@@ -72,11 +75,13 @@ impl<D: Device> Shared<D> {
     ) -> Self {
         let clock = Arc::clone(driver.device());
         let attention = AtomicU8::new(if config.quarantine() { QUARANTINES } else { 0 });
+        let peaks = Peaks::new(config.exact_peaks());
         Self {
             driver,
             rules,
             config,
             totals,
+            peaks,
             context: Context::new(),
             neutral,
             registry,

@@ -12,9 +12,8 @@ use crate::inner::Inner;
 
 /// What PyTorch calls `memory_stats`, and more. Bytes, or counts.
 ///
-/// Current and cumulative figures are exact at any quiet moment. Peaks are exact under the bit-exact policies, and while one stream
-/// allocates; over several streams of `segments` a peak is the sum of the streams' peaks, which is the most it can have been.
-/// Figures of segments are always exact.
+/// Current and cumulative figures are exact at any quiet moment. A peak over several streams is the most there was at once, in the order
+/// in which the requests that made it came back; streams and pools that are gone stay in it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -179,6 +178,11 @@ impl<D: Device> Inner<D> {
         };
         let arenas: Vec<Arc<Arena<D>>> = self.arenas();
         arenas.iter().for_each(|a| out.add_arena(&a.counters));
+        if !self.shared.rules.single_arena {
+            for (stat, peak) in out.of_arenas().zip(self.shared.peaks.read()) {
+                stat.peak = peak;
+            }
+        }
         let totals = self.shared.totals.lock();
         out.segment = totals.segment;
         out.reserved_bytes = totals.reserved_bytes;

@@ -1,6 +1,6 @@
 //! The locks of this crate, and the order they are taken in.
 //!
-//! Arena, then pool, then device totals: a thread that holds one takes only later ones. The table of arenas and the streams' mark
+//! Peaks, then arena, then pool, then device totals: a thread that holds one takes only later ones. The table of arenas and the streams' mark
 //! queues are leaves: nothing is taken while one is held. In debug builds taking one out of order panics.
 //!
 //! No driver call, callback or user code runs under any of them.
@@ -31,6 +31,7 @@ use shuttle::sync::{Mutex as Inner, MutexGuard as InnerGuard};
 /// Where a lock stands in the order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Rank {
+    Peaks,
     Arena,
     Pool,
     Totals,
@@ -51,6 +52,14 @@ mod order {
             if let Some(top) = held.last() {
                 assert!(*top < rank, "lock order: {rank:?} taken while {top:?} is held");
             }
+            held.push(rank);
+        });
+    }
+
+    pub(super) fn take_beside_others(rank: Rank) {
+        HELD.with_borrow_mut(|held| {
+            let allowed = held.first() == Some(&Rank::Peaks) && held.iter().skip(1).all(|h| *h == rank);
+            assert!(allowed, "lock order: {rank:?} taken beside others while {held:?} are held");
             held.push(rank);
         });
     }
@@ -86,6 +95,13 @@ impl<T> Mutex<T> {
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
         order::take(self.rank);
+        Guard { inner: locked(&self.inner), rank: self.rank }
+    }
+
+    /// As [`lock`](Self::lock), while others of the same rank are held: only for who holds the lock of the peaks, and with it the right to.
+    pub(crate) fn lock_beside_others(&self) -> Guard<'_, T> {
+        #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
+        order::take_beside_others(self.rank);
         Guard { inner: locked(&self.inner), rank: self.rank }
     }
 

@@ -30,9 +30,6 @@ use crate::lab::{Block, Lab, MIB};
 use crate::recount::{Strictness, adds_up};
 use crate::watched::Watched;
 
-/// Whether peaks of arenas that are gone are still lost under `segments`. Delete it, and what asks for it, with that fault.
-const FORGETS_PEAKS: bool = true;
-
 /// Streams that a machine uses.
 pub const STREAMS: u8 = 4;
 
@@ -154,10 +151,11 @@ pub struct Machine {
     checkpoints: Vec<PoolCheckpoint>,
     retired: Vec<Stream<Watched>>,
     accumulated: bool,
-    peak_allocated: u64,
+    /// The most seen after any operation, of the figures in `checks::peaks`.
+    peaks: Vec<i64>,
     /// Torch 2.11 takes an open scope for a capture, and forgets uses recorded in it when it is closed: one of its faults.
     forgets_uses: bool,
-    /// Something was handed out for a moment only, beside what is live before and after.
+    /// Something was handed out for a moment only, beside what is live before and after. The bit-exact policies count that, as PyTorch does.
     peaks_blurred: bool,
     strictness: Strictness,
     /// Faults are armed: driver errors are answers, and what they leave undone is looked at in the end only.
@@ -197,7 +195,7 @@ impl Machine {
             checkpoints: Vec::new(),
             retired: Vec::new(),
             accumulated: true,
-            peak_allocated: 0,
+            peaks: Vec::new(),
             peaks_blurred: false,
             forgets_uses: false,
             strictness: Strictness::Exact,
@@ -283,7 +281,7 @@ impl Machine {
             }
             Op::ResetPeaks => {
                 self.lab.allocator.reset_peak_stats();
-                self.peak_allocated = self.lab.allocator.stats().allocated_bytes.all.current as u64;
+                self.peaks.clear();
                 Ok(())
             }
             Op::ResetAccumulated => {

@@ -231,7 +231,7 @@ impl<D: Device> Allocator<D> {
     #[must_use]
     pub fn base_allocation(&self, address: Address) -> Option<(Address, u64)> {
         self.inner.arenas().iter().find_map(|arena| {
-            let state = arena.state.lock();
+            let state = arena.lock();
             let found = state
                 .segments
                 .iter()
@@ -244,7 +244,7 @@ impl<D: Device> Allocator<D> {
     #[must_use]
     pub fn largest_free_block(&self) -> u64 {
         let per_arena = self.inner.arenas().into_iter().filter_map(|arena| {
-            let mut state = arena.state.lock();
+            let mut state = arena.lock();
             state.flush_bins(&arena.counters);
             let largest = state.lanes.iter().filter_map(|l| l.index.largest(&state.blocks));
             largest.map(|id| crate::units::to_bytes(state.blocks[id].size)).max()
@@ -399,16 +399,17 @@ impl<D: Device> Allocator<D> {
     /// Sets every peak to the current figure. Cumulative figures stay.
     pub fn reset_peak_stats(&self) {
         for arena in self.inner.arenas() {
-            let _state = arena.state.lock();
+            let _state = arena.lock();
             arena.counters.reset_peaks();
         }
+        self.inner.shared.peaks.reset();
         self.inner.shared.totals.lock().reset_peaks();
     }
 
     /// Sets cumulative figures and event counts to zero.
     pub fn reset_accumulated_stats(&self) {
         for arena in self.inner.arenas() {
-            let _state = arena.state.lock();
+            let _state = arena.lock();
             arena.counters.reset_accumulated();
         }
         self.inner.shared.totals.lock().reset_accumulated();
@@ -435,7 +436,7 @@ impl<D: Device> Allocator<D> {
     /// The breach.
     pub fn validate(&self) -> Result<(), String> {
         for arena in self.inner.arenas() {
-            arena.state.lock().validate(&arena.counters)?;
+            arena.lock().validate(&arena.counters)?;
         }
         Ok(())
     }

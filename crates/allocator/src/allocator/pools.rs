@@ -222,7 +222,7 @@ impl<D: Device> Allocator<D> {
             table.pools.get(&id).map(|e| Arc::clone(&e.pool))
         };
         if let Some(pool) = pool {
-            pool.arena.state.lock().slots[pool.slot as usize].no_split = true;
+            pool.arena.lock().slots[pool.slot as usize].no_split = true;
         }
     }
 

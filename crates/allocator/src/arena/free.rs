@@ -45,7 +45,7 @@ impl ArenaState {
         let lane = &self.lanes[block.lane as usize];
         let (part, bytes) = (lane.part, to_bytes(block.size));
         if bytes >= self.rules.max_split {
-            counters.oversize_allocations.decrease(1);
+            counters.oversize_freed();
         }
         if self.rules.shared
             && let Some(pool) = &self.slots[lane.slot as usize].counters
@@ -65,11 +65,9 @@ impl ArenaState {
             && bins.push(&mut self.blocks, id)
         {
             self.blocks[id].state = BlockState::Binned;
-            counters.binned.increase(1);
-            counters.binned_bytes.increase(bytes);
+            counters.went_into_bin(bytes);
             if split {
-                counters.inactive_split.increase(part, 1);
-                counters.inactive_split_bytes.increase(part, bytes);
+                counters.split(part, 1, bytes);
             }
             return;
         }
@@ -103,8 +101,7 @@ impl ArenaState {
             segment.idle_seen = None;
         }
         // Each as one movement: peaks are made of movements.
-        counters.inactive_split.change(part, blocks_change);
-        counters.inactive_split_bytes.change(part, bytes_change);
+        counters.split(part, blocks_change, bytes_change);
         self.index(id);
     }
 
@@ -142,8 +139,7 @@ impl ArenaState {
                 let block = &self.blocks[id];
                 let bytes = to_bytes(block.size) as i64;
                 let counted = if block.is_split() { (1, bytes) } else { (0, 0) };
-                counters.binned.decrease(1);
-                counters.binned_bytes.decrease(bytes);
+                counters.came_out_of_bin(bytes);
                 // In no index while it is merged.
                 self.blocks[id].state = BlockState::Pending;
                 self.merge(id, counted.0, counted.1, counters);

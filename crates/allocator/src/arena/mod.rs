@@ -21,6 +21,7 @@ mod segment;
 mod uses;
 mod validate;
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
 
 use gpupool_device::{CaptureId, Device};
@@ -29,9 +30,10 @@ use crate::captures::Recording;
 use crate::counters::{ArenaCounters, PoolCounters};
 use crate::history::{Action, History};
 use crate::ids::{Part, PoolId};
+use crate::peaks::Publisher;
 use crate::shared::Shared;
 use crate::stream::StreamCore;
-use crate::sync::{Mutex, Rank};
+use crate::sync::{Guard, Mutex, Rank};
 
 pub(crate) use block::{Block, BlockId, BlockState, Blocks, NONE};
 pub(crate) use lane::{Lane, LaneKind};
@@ -92,7 +94,7 @@ pub(crate) struct ArenaState {
 /// An arena with its lock and its counters, which are read without the lock.
 pub(crate) struct Arena<D: Device> {
     pub(crate) shared: Arc<Shared<D>>,
-    pub(crate) state: Mutex<ArenaState>,
+    state: Mutex<ArenaState>,
     pub(crate) counters: ArenaCounters,
     /// Slot 0 is the default pool's.
     pub(crate) holds_default: bool,
@@ -129,6 +131,39 @@ impl<D: Device> Arena<D> {
         };
         let route = Mutex::new(Rank::Leaf, None);
         Self { shared, state: Mutex::new(Rank::Arena, state), counters: ArenaCounters::default(), holds_default, route }
+    }
+
+    /// The arena's lock.
+    #[inline]
+    pub(crate) fn lock(&self) -> ArenaGuard<'_, D> {
+        ArenaGuard { state: self.state.lock(), _publisher: Publisher(self) }
+    }
+
+    /// The lock, for who holds that of the peaks.
+    pub(crate) fn lock_beside_others(&self) -> Guard<'_, ArenaState> {
+        self.state.lock_beside_others()
+    }
+}
+
+/// Holds an arena's lock. What that changed is told after the lock was given back.
+pub(crate) struct ArenaGuard<'a, D: Device> {
+    // Dropped first.
+    state: Guard<'a, ArenaState>,
+    _publisher: Publisher<'a, D>,
+}
+
+impl<D: Device> Deref for ArenaGuard<'_, D> {
+    type Target = ArenaState;
+    #[inline]
+    fn deref(&self) -> &ArenaState {
+        &self.state
+    }
+}
+
+impl<D: Device> DerefMut for ArenaGuard<'_, D> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut ArenaState {
+        &mut self.state
     }
 }
 

@@ -49,8 +49,7 @@ impl ArenaState {
         if let Some(bins) = &mut lanes[lane as usize].bins
             && let Some(id) = bins.pop(blocks, units)
         {
-            counters.binned.decrease(1);
-            counters.binned_bytes.decrease(size as i64);
+            counters.came_out_of_bin(size as i64);
             return Some(id);
         }
         let best = |lane: u32| lanes[lane as usize].index.best_fit(blocks, segments, units);
@@ -104,14 +103,12 @@ impl ArenaState {
         if front < size {
             self.split(id, front);
             if was_split {
-                counters.inactive_split_bytes.decrease(part, to_bytes(front) as i64);
+                counters.split(part, 0, -(to_bytes(front) as i64));
             } else {
-                counters.inactive_split.increase(part, 1);
-                counters.inactive_split_bytes.increase(part, to_bytes(size - front) as i64);
+                counters.split(part, 1, to_bytes(size - front) as i64);
             }
         } else if was_split {
-            counters.inactive_split.decrease(part, 1);
-            counters.inactive_split_bytes.decrease(part, to_bytes(size) as i64);
+            counters.split(part, -1, -(to_bytes(size) as i64));
         }
     }
 
@@ -125,7 +122,7 @@ impl ArenaState {
         let (part, bytes) = (lane.part, to_bytes(block.size));
         counters.handed_out(part, bytes as i64, requested as i64);
         if bytes >= self.rules.max_split {
-            counters.oversize_allocations.increase(1);
+            counters.oversize_handed_out();
         }
         let address = self.segments.get(block.segment)?.memory.base.offset(to_bytes(block.offset));
         let slot = &mut self.slots[lane.slot as usize];

@@ -108,8 +108,8 @@ impl ArenaState {
                 return Err(format!("A4: {part} part counts {counted:?}, a recount gives {real:?}"));
             }
         }
-        let counted = (counters.binned.current(), counters.binned_bytes.current());
-        if counted != binned || counters.oversize_allocations.current() != oversize {
+        let counted = counters.binned();
+        if counted != binned || counters.oversize_allocations() != oversize {
             return Err(format!("A4: bins count {counted:?}, a recount gives {binned:?}; oversize {oversize}"));
         }
         Ok(())

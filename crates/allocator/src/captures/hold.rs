@@ -213,13 +213,13 @@ impl<D: Device> HeldPool for Held<D> {
         let first_new_segment = self.pool.arena.shared.next_segment_ordinal();
         let recording = Recording { first_new_segment, ..Recording::default() };
         self.note(Action::CaptureBegin);
-        self.pool.arena.state.lock().slots[self.pool.slot as usize].recorded.get_or_insert(recording);
+        self.pool.arena.lock().slots[self.pool.slot as usize].recorded.get_or_insert(recording);
     }
 
     fn end_capture(&self) -> Recording {
         self.note(Action::CaptureEnd);
         self.pool.arena.end_capture(self.pool.slot);
-        let mut state = self.pool.arena.state.lock();
+        let mut state = self.pool.arena.lock();
         let Some(mut recorded) = state.slots[self.pool.slot as usize].recorded.take() else {
             return Recording::default();
         };
@@ -257,7 +257,7 @@ impl<D: Device> Held<D> {
 
 impl<D: Device> Arena<D> {
     fn live_blocks(&self, slot: u32) -> Vec<HeldBlock> {
-        let state = self.state.lock();
+        let state = self.lock();
         let mut out = Vec::new();
         for (_, segment) in state.segments.iter().filter(|(_, s)| s.slot == slot) {
             let mut at = segment.first;
@@ -314,7 +314,7 @@ impl<D: Device> BlockRef<D> {
     #[must_use]
     pub fn is_live(&self) -> bool {
         let Some(arena) = self.arena.upgrade() else { return false };
-        arena.state.lock().is_live(self.block, self.generation)
+        arena.lock().is_live(self.block, self.generation)
     }
 }
 

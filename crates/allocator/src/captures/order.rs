@@ -31,7 +31,7 @@ impl<D: Device> Arena<D> {
     /// provable) if one of them is not capturing.
     pub(crate) fn markers(&self, id: BlockId) -> Result<Vec<NodeId>, DriverError> {
         let (own, mut streams) = {
-            let state = self.state.lock();
+            let state = self.lock();
             let lane = state.blocks[id].lane as usize;
             (Arc::clone(&state.lanes[lane].core), state.uses_of(id).into_iter().map(|u| u.core).collect::<Vec<_>>())
         };
@@ -66,7 +66,7 @@ impl<D: Device> Inner<D> {
     /// Frees the deferred blocks of the request's stream whose recorded uses all lie before its frontier.
     /// Returns how many. Each node of the graph is visited once in a capture.
     pub(crate) fn reuse_in_capture(&self, request: &Request<D>) -> Result<usize, AllocError> {
-        if request.arena.state.lock().deferred.is_empty() {
+        if request.arena.lock().deferred.is_empty() {
             return Ok(0);
         }
         let device = self.shared.driver.device();
@@ -90,7 +90,7 @@ impl<D: Device> Inner<D> {
         }
         let freed;
         {
-            let mut guard = request.arena.state.lock();
+            let mut guard = request.arena.lock();
             let state = &mut *guard;
             let done: Vec<BlockId> = state
                 .deferred

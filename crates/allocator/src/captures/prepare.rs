@@ -16,7 +16,7 @@ impl<D: Device> Arena<D> {
     /// is free belongs to no stream from now on. O(blocks of the pool).
     pub(crate) fn end_capture(self: &Arc<Self>, slot: u32) {
         let still_used: Vec<BlockId> = {
-            let mut guard = self.state.lock();
+            let mut guard = self.lock();
             let state = &mut *guard;
             let (blocks, lanes) = (&state.blocks, &state.lanes);
             let (mine, others) = state.deferred.iter().partition(|id| {
@@ -51,7 +51,7 @@ impl<D: Device> Inner<D> {
             arena.poll(true);
         }
         let eager: Vec<_> = {
-            let state = arena.state.lock();
+            let state = arena.lock();
             let lanes = state.lanes.iter().filter(|l| l.in_use && l.slot == pool.slot && l.kind == LaneKind::Stream);
             lanes.map(|l| Arc::clone(&l.core)).collect()
         };
@@ -59,7 +59,7 @@ impl<D: Device> Inner<D> {
             // Whoever frees eagerly meanwhile makes us look again; it is not worth more than a few looks.
             for _ in 0..4 {
                 let (mark, seen) = {
-                    let _state = arena.state.lock();
+                    let _state = arena.lock();
                     (core.open_mark(), pool.version())
                 };
                 if !core.is_done(mark) && !core.is_closed(mark) {
@@ -69,7 +69,7 @@ impl<D: Device> Inner<D> {
                 if wait && core.is_closed(mark) {
                     core.wait(&self.shared.driver, mark)?;
                 }
-                let mut state = arena.state.lock();
+                let mut state = arena.lock();
                 if !core.is_done(mark) {
                     break;
                 }
@@ -87,7 +87,7 @@ impl<D: Device> Inner<D> {
     /// segment's free parts join only when they are of one lane.
     pub(crate) fn join_eager(&self, pool: &Pool<D>, wait: bool) -> Result<(), AllocError> {
         let mixed = {
-            let state = pool.arena.state.lock();
+            let state = pool.arena.lock();
             let has = |kind| state.lanes.iter().any(|l| l.in_use && l.slot == pool.slot && l.kind == kind);
             has(LaneKind::Neutral) && has(LaneKind::Stream)
         };
@@ -108,7 +108,7 @@ impl<D: Device> Inner<D> {
         let memory = self
             .promised_memory(bytes, part, Some(&pool), self.shared.neutral.handle)?
             .ok_or(AllocError::CannotReserve { pool: id, bytes })?;
-        let mut state = pool.arena.state.lock();
+        let mut state = pool.arena.lock();
         pool.counters.reserved_bytes.increase(part, bytes as i64);
         let lane = state.lanes_of(pool.slot, &self.shared.neutral, LaneKind::Neutral) + part.index() as u32;
         state.attach(memory, lane);
@@ -122,7 +122,7 @@ impl<D: Device> Inner<D> {
         let neutral = request.neutral.filter(|_| request.part == Part::Small)?;
         let (lane, neutral) = (request.lane + 1, neutral + 1);
         let counters = &request.arena.counters;
-        let mut state = request.arena.state.lock();
+        let mut state = request.arena.lock();
         let slot = state.lanes[lane as usize].slot as usize;
         if !state.slots[slot].sized_ahead {
             return None;

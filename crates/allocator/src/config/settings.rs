@@ -92,8 +92,9 @@ impl Config {
         self.trim_before_growth
     }
 
-    /// Whether peaks over several arenas are exact, for a counter that all threads share; otherwise they may read high. Default:
-    /// no, and always under the bit-exact policies.
+    /// Whether every change is added up in one place, which all threads share. Peaks over several streams are exact without it, too, but then
+    /// a request on the way to a new peak stops all streams for a moment (tens of nanoseconds each) to look at them together. Default: no,
+    /// and always under the bit-exact policies, which have one arena.
     #[must_use]
     pub const fn exact_peaks(&self) -> bool {
         self.exact_peaks

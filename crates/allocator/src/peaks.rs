@@ -1,0 +1,253 @@
+//! Peaks: of one arena, and of all arenas together.
+//!
+//! What one arena had at most is easy: its figures change under one lock. What all had at most *at once* is not the sum of that, and a
+//! total that every change writes would be memory that all threads fight for. So each arena has, for each figure, a **ceiling**: what the
+//! arena may have without anybody being told. Requests that stay below the ceilings touch nothing shared.
+//!
+//! * **K1** Outside a lock's hold, an arena's figure is at most its ceiling.
+//! * **K2** The ceilings of all arenas add up to `ceilings`, which is at most `peak`.
+//! * **K3** A peak is only raised to a sum of figures that were there at one moment.
+//!
+//! A request whose figure passes the ceiling raises it on its way out, when it holds no lock: from what is left between `ceilings` and
+//! `peak` if that is enough. Else all arenas are stopped for the moment it takes to lower each ceiling to the figure; only if the sum of
+//! those is above the peak is there a new peak. So peaks are exact, in the order in which requests come out; a workload that has seen its
+//! peak seldom comes here; and a peak never drops when an arena goes, since the peak is not the arena's.
+//!
+//! With `exact_peaks` every change is added up here as it comes out of its arena, and no arena is ever stopped for another's peak.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+use gpupool_device::Device;
+
+use crate::arena::Arena;
+use crate::counters::{ArenaCounters, FIGURES};
+use crate::sync::{Mutex, Rank};
+
+/// Of what is left below the peak, an arena that needs some takes this part (a quarter) beyond what it needs.
+const SHARE: i64 = 4;
+
+/// The most that a figure of one arena was, and its ceiling. Written under the arena's lock.
+#[derive(Debug)]
+pub(crate) struct Peak {
+    /// The smaller of the other two: a figure that is not above it is nothing new.
+    watch: AtomicI64,
+    most: AtomicI64,
+    ceiling: AtomicI64,
+}
+
+/// Without a ceiling: nobody else is told.
+impl Default for Peak {
+    fn default() -> Self {
+        Self { watch: AtomicI64::new(0), most: AtomicI64::new(0), ceiling: AtomicI64::new(i64::MAX) }
+    }
+}
+
+impl Peak {
+    /// The figure is `current` now. Whether it is above the ceiling.
+    #[inline]
+    pub(crate) fn note(&self, current: i64) -> bool {
+        current > self.watch.load(Relaxed) && self.pass(current)
+    }
+
+    #[cold]
+    fn pass(&self, current: i64) -> bool {
+        self.set_most(self.most().max(current));
+        current > self.ceiling.load(Relaxed)
+    }
+
+    /// The most there was since the last reset.
+    pub(crate) fn most(&self) -> i64 {
+        self.most.load(Relaxed)
+    }
+
+    /// Forgets what was: the most is what is there now.
+    pub(crate) fn reset(&self, current: i64) {
+        self.set_most(current);
+    }
+
+    fn set_most(&self, most: i64) {
+        self.most.store(most, Relaxed);
+        self.watch.store(most.min(self.ceiling.load(Relaxed)), Relaxed);
+    }
+
+    fn set_ceiling(&self, ceiling: i64) {
+        self.ceiling.store(ceiling, Relaxed);
+        self.watch.store(ceiling.min(self.most()), Relaxed);
+    }
+}
+
+/// Whether an arena has something to tell.
+#[derive(Debug, Default)]
+pub(crate) struct Telling {
+    /// A figure is above its ceiling; or every change is told.
+    due: AtomicBool,
+    always: AtomicBool,
+}
+
+impl Telling {
+    /// A figure is above its ceiling.
+    #[inline]
+    pub(crate) fn note(&self, above: bool) {
+        if above {
+            self.due.store(true, Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_due(&self) -> bool {
+        self.due.load(Relaxed)
+    }
+}
+
+#[derive(Debug)]
+struct Books<D: Device> {
+    arenas: Vec<Weak<Arena<D>>>,
+    /// All arenas' ceilings together, figure by figure.
+    ceilings: [i64; FIGURES],
+}
+
+/// The peaks of an allocator with several arenas.
+#[derive(Debug)]
+pub(crate) struct Peaks<D: Device> {
+    books: Mutex<Books<D>>,
+    /// Read without the lock.
+    peaks: [AtomicI64; FIGURES],
+    /// Every change is added up.
+    every_change: bool,
+}
+
+impl<D: Device> Peaks<D> {
+    pub(crate) fn new(every_change: bool) -> Self {
+        let books = Books { arenas: Vec::new(), ceilings: [0; FIGURES] };
+        Self { books: Mutex::new(Rank::Peaks, books), peaks: std::array::from_fn(|_| AtomicI64::new(0)), every_change }
+    }
+
+    /// The peaks, in the order of [`ArenaCounters::figures`]. Takes no lock.
+    pub(crate) fn read(&self) -> [i64; FIGURES] {
+        std::array::from_fn(|at| self.peaks[at].load(Relaxed))
+    }
+
+    /// An arena in which nothing was allocated yet counts from now on.
+    pub(crate) fn join(&self, arena: &Arc<Arena<D>>) {
+        let mut books = self.books.lock();
+        let _held = arena.lock_beside_others();
+        for (sum, (current, peak)) in books.ceilings.iter_mut().zip(arena.counters.figures()) {
+            peak.set_ceiling(current);
+            *sum += current;
+        }
+        arena.counters.telling.always.store(self.every_change, Relaxed);
+        arena.counters.telling.due.store(self.every_change, Relaxed);
+        books.arenas.push(Arc::downgrade(arena));
+    }
+
+    /// An arena is gone, in which nothing is live.
+    pub(crate) fn leave(&self, arena: &Arena<D>) {
+        let mut books = self.books.lock();
+        let before = books.arenas.len();
+        books.arenas.retain(|a| !std::ptr::eq(a.as_ptr(), arena));
+        if books.arenas.len() == before {
+            return;
+        }
+        let _held = arena.lock_beside_others();
+        for (sum, (_, peak)) in books.ceilings.iter_mut().zip(arena.counters.figures()) {
+            *sum -= peak.ceiling.load(Relaxed);
+            peak.set_ceiling(i64::MAX);
+        }
+        arena.counters.telling.always.store(false, Relaxed);
+        arena.counters.telling.due.store(false, Relaxed);
+    }
+
+    /// A request comes out of an arena in which some figure is above its ceiling. O(1), or O(arenas) on the way to a new peak, with all
+    /// arenas stopped meanwhile.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn publish(&self, arena: &Arena<D>) {
+        let mut books = self.books.lock();
+        let mut wanting = Vec::new();
+        {
+            let _held = arena.lock_beside_others();
+            let telling = &arena.counters.telling;
+            telling.due.store(telling.always.load(Relaxed), Relaxed);
+            for (at, (current, peak)) in arena.counters.figures().into_iter().enumerate() {
+                let (sum, more) = (&mut books.ceilings[at], current - peak.ceiling.load(Relaxed));
+                if self.every_change && telling.always.load(Relaxed) {
+                    *sum += more;
+                    peak.set_ceiling(current);
+                    self.peaks[at].fetch_max(*sum, Relaxed);
+                } else if more > 0 && !self.grant(at, sum, peak, more) {
+                    wanting.push(at);
+                }
+            }
+        }
+        let seen = if wanting.is_empty() { Vec::new() } else { self.sweep(&mut books, &wanting) };
+        drop(books);
+        // Perhaps the last references: an arena's end calls the driver.
+        drop(seen);
+    }
+
+    /// Raises a ceiling by `more` and some, if that is left below the peak.
+    fn grant(&self, at: usize, sum: &mut i64, peak: &Peak, more: i64) -> bool {
+        let left = self.peaks[at].load(Relaxed) - *sum;
+        if more > left {
+            return false;
+        }
+        let granted = more + (left - more) / SHARE;
+        *sum += granted;
+        peak.set_ceiling(peak.ceiling.load(Relaxed) + granted);
+        true
+    }
+
+    /// Lowers the ceilings of some figures in all arenas to what is there at one moment, and raises the peaks that this passes. Returns the
+    /// arenas it looked at.
+    fn sweep(&self, books: &mut Books<D>, wanting: &[usize]) -> Vec<Arc<Arena<D>>> {
+        books.arenas.retain(|a| a.strong_count() > 0);
+        let arenas: Vec<_> = books.arenas.iter().filter_map(Weak::upgrade).collect();
+        // Nobody else holds more than one, since that takes the lock of the books.
+        let held: Vec<_> = arenas.iter().map(|a| a.lock_beside_others()).collect();
+        let figures: Vec<_> = arenas.iter().map(|a| a.counters.figures()).collect();
+        for at in wanting {
+            let mut sum = 0;
+            for arena in &figures {
+                let (current, peak) = &arena[*at];
+                peak.set_ceiling(*current);
+                sum += current;
+            }
+            books.ceilings[*at] = sum;
+            self.peaks[*at].fetch_max(sum, Relaxed);
+        }
+        drop((held, figures));
+        arenas
+    }
+
+    /// Sets every peak to what is there at this moment.
+    pub(crate) fn reset(&self) {
+        let mut books = self.books.lock();
+        let all: Vec<usize> = (0..FIGURES).collect();
+        let arenas = self.sweep(&mut books, &all);
+        for (peak, sum) in self.peaks.iter().zip(books.ceilings) {
+            peak.store(sum, Relaxed);
+        }
+        drop(books);
+        drop(arenas);
+    }
+}
+
+/// Tells, when an arena's lock has been given back, what has to be told.
+pub(crate) struct Publisher<'a, D: Device>(pub(crate) &'a Arena<D>);
+
+impl<D: Device> Drop for Publisher<'_, D> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.0.counters.telling.is_due() {
+            self.0.shared.peaks.publish(self.0);
+        }
+    }
+}
+
+impl ArenaCounters {
+    /// Sets what the arena had at most to what it has now. Under the arena's lock.
+    pub(crate) fn reset_peaks(&self) {
+        self.figures().into_iter().for_each(|(current, peak)| peak.reset(current));
+    }
+}
