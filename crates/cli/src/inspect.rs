@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Inspect) -> Result<Verdict, Failure> {
 
 fn read(path: &Path) -> Result<Snapshot, Failure> {
     let file = File::open(path).map_err(|error| Failure::Read { path: path.to_owned(), error })?;
-    Ok(Snapshot::read_json(&path.display().to_string(), file)?)
+    Ok(Snapshot::read(&path.display().to_string(), file)?)
 }
 
 fn text(summary: &Summary) -> String {

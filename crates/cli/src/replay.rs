@@ -114,7 +114,10 @@ fn one(arguments: &Replay, trace: &Trace, policy: Policy) -> Result<Replayed, Fa
 }
 
 fn write_snapshot(path: &Path, snapshot: &Snapshot) -> Result<(), Failure> {
-    let write = File::create(path).and_then(|file| snapshot.write_json(BufWriter::new(file)));
+    let pickle = path.extension().is_some_and(|extension| extension == "pickle" || extension == "pkl");
+    let write = File::create(path)
+        .map(BufWriter::new)
+        .and_then(|file| if pickle { snapshot.write_pickle(file) } else { snapshot.write_json(file) });
     write.map_err(|error| Failure::Write { path: path.to_owned(), error })
 }
 

@@ -1,8 +1,8 @@
-//! States of an allocator as data: JSON, and what a snapshot tells.
+//! States of an allocator as data: PyTorch's pickle, JSON, and what a snapshot tells.
 //!
 //! * [`Snapshot`] is PyTorch's layout of a memory snapshot. [`Snapshot::of`] makes one of an allocator's state,
-//!   [`write_json`](Snapshot::write_json) and [`read_json`](Snapshot::read_json) move it to and from files, which
-//!   PyTorch's memory viewer opens, too.
+//!   [`write_pickle`](Snapshot::write_pickle) and [`write_json`](Snapshot::write_json) write files that PyTorch's memory viewer opens,
+//!   and [`read`](Snapshot::read) reads either format, PyTorch's own files too.
 //! * [`Summary`] is what a person asks of a snapshot: where the memory is, and what keeps it there.
 //! * [`Growth`] is what grew between two.
 //!
@@ -12,15 +12,20 @@
 //!   Whoever holds a [`Snapshot`] made by a reader need not look again.
 //! * **S2** A reader's error names the place in the file, down to the field. Nothing that a file holds makes it panic.
 //! * **S3** Keys that are not known are skipped; what a file need not have has a neutral value.
+//! * **S4** Nothing in a file is ever run, and a file takes at most 64 MiB and 8 times its length of memory.
 #![forbid(unsafe_code)]
 
+mod convert;
+mod format;
 mod growth;
 mod model;
 mod read;
+mod stacks;
 mod state;
 mod summary;
 
 pub use growth::{BlocksOfSize, Change, Growth};
-pub use model::{Block, BlockStatus, Part, Segment, Snapshot};
+pub use model::{Action, Annotation, Block, BlockStatus, Event, Part, Segment, Snapshot, Stage};
 pub use read::{Expected, Problem, ReadError};
+pub use stacks::{FrameRef, StackId, Stacks, TextId};
 pub use summary::{Amounts, Bucket, Pinned, Place, Summary};

@@ -1,31 +1,173 @@
 //! An allocator's state in PyTorch's layout.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
+use gpupool_allocator::history::{self, HistoryState};
 use gpupool_allocator::state::{BlockStatus as Status, SegmentState};
 use gpupool_allocator::{Part as AllocatorPart, State};
+use gpupool_graph_capture::Graph;
 use serde_json::{Value, json};
 
-use crate::model::{Block, BlockStatus, Part, Segment, Snapshot};
+use crate::model::{Action, Block, BlockStatus, Event, Part, Segment, Snapshot};
+use crate::stacks::{Frame, StackId, Stacks, TextId};
 
 /// What the allocator gives for memory that belongs to no one stream.
 const NO_STREAM: u64 = u64::MAX;
 
 impl Snapshot {
-    /// The snapshot of `state`. `settings` are those the allocator was given, as a `PYTORCH_CUDA_ALLOC_CONF` string.
+    /// The snapshot of `state`, with its history if it has one. `settings` are those the allocator was given, as a
+    /// `PYTORCH_CUDA_ALLOC_CONF` string.
     #[must_use]
     pub fn of(state: &State, settings: &str) -> Self {
         let mut segments: Vec<Segment> = state.segments.iter().map(|s| segment(s, state.device)).collect();
         segments.sort_by_key(|s| s.address);
-        let devices = state.device as usize + 1;
+        let mut gpupool = extra(state);
+        let mut device_traces = vec![Vec::new(); state.device as usize + 1];
+        let mut stacks = Stacks::default();
+        if let (Some(history), Some(trace)) = (&state.history, device_traces.last_mut()) {
+            let told = Told::of(history, &mut stacks);
+            told.attribute(&mut segments);
+            *trace = told.events;
+            gpupool.insert("captures".to_owned(), Value::Array(told.captures));
+            gpupool.insert("events_forgotten".to_owned(), json!(history.forgotten));
+        }
         Self {
             segments,
-            device_traces: vec![Vec::new(); devices],
+            device_traces,
+            stacks,
             allocator_settings: allocator_settings(state, settings),
-            external_annotations: Vec::new(),
-            gpupool: extra(state),
+            gpupool,
+            ..Self::default()
         }
     }
+
+    /// Adds what graphs hold: for each its pools, what a run of it may write, and what of that no other of them may write.
+    /// O(graphs^2 * ranges).
+    pub fn add_graphs<D: gpupool_device::GraphDevice>(&mut self, graphs: &[&Graph<D>]) {
+        let list: Vec<Value> = graphs
+            .iter()
+            .map(|graph| {
+                let written: Vec<[u64; 2]> = graph
+                    .report()
+                    .pools
+                    .iter()
+                    .flat_map(|pool| &pool.written)
+                    .map(|range| [range.address.0, range.bytes])
+                    .collect();
+                let pools: Vec<[u64; 2]> = graph.pools().iter().map(|pool| [pool.0, pool.1]).collect();
+                json!({
+                    "id": graph.id().to_string(),
+                    "pools": pools,
+                    "written_bytes": written.iter().map(|[_, bytes]| bytes).sum::<u64>(),
+                    "exclusive_bytes": graph.exclusive_bytes(graphs),
+                    "written": written,
+                })
+            })
+            .collect();
+        self.gpupool.insert("graphs".to_owned(), Value::Array(list));
+    }
+}
+
+/// A history in PyTorch's terms.
+#[derive(Default)]
+struct Told {
+    events: Vec<Event>,
+    /// Captures, which PyTorch's layout does not have: each its pool, and the events that came before its begin and its end.
+    captures: Vec<Value>,
+    /// Who allocated what is live: by address.
+    owners: HashMap<u64, (StackId, TextId)>,
+}
+
+impl Told {
+    fn of(history: &HistoryState, stacks: &mut Stacks) -> Self {
+        let mut told = Self::default();
+        let mut known: HashMap<*const history::Frame, StackId> = HashMap::new();
+        let mut streams: HashMap<u64, u64> = HashMap::new();
+        let mut open: Vec<usize> = Vec::new();
+        for event in history.events() {
+            use history::Action as From;
+            let pool = (event.pool.0, event.pool.1);
+            let at = told.events.len();
+            let action = match event.action {
+                From::Alloc => Action::Alloc,
+                From::FreeRequested => Action::FreeRequested,
+                From::FreeCompleted => Action::FreeCompleted,
+                From::SegmentAlloc => Action::SegmentAlloc,
+                From::SegmentFree => Action::SegmentFree,
+                From::OutOfMemory => Action::Oom,
+                From::CaptureBegin => {
+                    open.push(told.captures.len());
+                    told.captures.push(json!({ "pool": [pool.0, pool.1], "begin": at }));
+                    continue;
+                }
+                From::CaptureEnd => {
+                    let of_pool = |index: &usize| told.captures[*index]["pool"] == json!([pool.0, pool.1]);
+                    if let Some(place) = open.iter().rposition(of_pool) {
+                        told.captures[open.remove(place)]["end"] = json!(at);
+                    }
+                    continue;
+                }
+                _ => continue,
+            };
+            let frames = event.stack.as_ref().map_or(StackId::default(), |stack| {
+                *known.entry(stack.as_ptr()).or_insert_with(|| add_stack(stacks, stack))
+            });
+            let label = event.label.as_ref().map_or(TextId::default(), |label| stacks.add_text(label));
+            let address = if action == Action::Oom { event.size } else { event.address.0 };
+            match action {
+                Action::Alloc => {
+                    streams.insert(address, event.stream.0);
+                    told.owners.insert(address, (frames, label));
+                }
+                Action::FreeCompleted => {
+                    told.owners.remove(&address);
+                }
+                _ => {}
+            }
+            let stream = match event.stream.0 {
+                // What belongs to no stream at its free was of one when it was allocated.
+                NO_STREAM => streams.get(&address).copied().unwrap_or(0),
+                stream => stream,
+            };
+            let time_us = event.time_ns / 1000;
+            let (size, thread) = (event.requested, event.thread);
+            told.events.push(Event {
+                action,
+                address,
+                size,
+                stream,
+                time_us,
+                frames,
+                label,
+                context: TextId::default(),
+                pool: Some(pool),
+                thread,
+            });
+        }
+        told
+    }
+
+    /// Says of live and pending blocks who allocated them, as far as the history goes back.
+    fn attribute(&self, segments: &mut [Segment]) {
+        for block in segments.iter_mut().flat_map(|segment| &mut segment.blocks) {
+            if block.state != BlockStatus::Inactive
+                && let Some((frames, label)) = self.owners.get(&block.address)
+            {
+                (block.frames, block.label) = (*frames, *label);
+            }
+        }
+    }
+}
+
+fn add_stack(stacks: &mut Stacks, stack: &[history::Frame]) -> StackId {
+    let frames = stack.iter().map(|frame| Frame {
+        name: stacks.add_text(&Arc::from(frame.name.as_str())),
+        file: stacks.add_text(&Arc::from(frame.file.as_str())),
+        line: frame.line.into(),
+    });
+    let frames = frames.collect();
+    stacks.add_stack(frames)
 }
 
 fn segment(of: &SegmentState, device: u32) -> Segment {
@@ -45,7 +187,7 @@ fn segment(of: &SegmentState, device: u32) -> Segment {
         },
         segment_pool_id: (of.pool.0, of.pool.1),
         is_expandable: false,
-        frames: Vec::new(),
+        frames: StackId::default(),
         blocks: of
             .blocks
             .iter()
@@ -58,17 +200,28 @@ fn segment(of: &SegmentState, device: u32) -> Segment {
                     Status::ActivePendingFree => BlockStatus::ActivePendingFree,
                     Status::Inactive => BlockStatus::Inactive,
                 },
-                frames: Vec::new(),
+                frames: StackId::default(),
+                label: TextId::default(),
+                generation: block.generation,
             })
             .collect(),
     }
 }
 
 fn allocator_settings(state: &State, settings: &str) -> BTreeMap<String, Value> {
+    // PyTorch's own scripts want every key.
+    let roundup =
+        (0..16).map(|power| ((1_u32 << power).to_string(), json!(0))).collect::<serde_json::Map<_, _>>().into();
     let pairs = [
         ("PYTORCH_CUDA_ALLOC_CONF", json!(settings)),
         ("max_split_size", json!(state.stats.max_split_size)),
+        ("garbage_collection_threshold", json!(0.0)),
         ("expandable_segments", json!(false)),
+        ("pinned_num_register_threads", json!(1)),
+        ("release_lock_on_cudamalloc", json!(false)),
+        ("pinned_use_cuda_host_register", json!(false)),
+        ("graph_capture_record_stream_reuse", json!(false)),
+        ("roundup_power2_divisions", roundup),
     ];
     pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
@@ -89,12 +242,19 @@ fn extra(state: &State) -> BTreeMap<String, Value> {
             })
         })
         .collect();
+    let streams = state
+        .streams
+        .iter()
+        .map(|stream| json!({ "id": stream.id.0, "handle": stream.handle.0, "retired": stream.retired }))
+        .collect();
     let pairs = [
+        ("version", json!(1)),
         ("policy", json!(state.policy.name())),
         ("total_memory", json!(state.total_memory)),
         ("limit", json!(state.limit.map(|limit| limit.bytes))),
         ("stats", Value::Object(stats)),
         ("pools", Value::Array(pools)),
+        ("streams", Value::Array(streams)),
     ];
     pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }

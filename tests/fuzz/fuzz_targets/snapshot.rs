@@ -5,5 +5,5 @@ use gpupool_snapshot::Snapshot;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    let _ = Snapshot::read_json("fuzzed", data);
+    let _ = Snapshot::read("fuzzed", data);
 });
