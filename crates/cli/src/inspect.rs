@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use gpupool_snapshot::{Growth, Place, Snapshot, Summary};
+use gpupool_snapshot::{Advice, Growth, Owned, Place, Snapshot, Summary};
 use serde::Serialize;
 
 use crate::Verdict;
@@ -14,6 +14,8 @@ use crate::units::{bytes, count, percent, signed_bytes};
 
 /// Places that a table lists; the rest is summed up in words.
 const MOST_PLACES: usize = 20;
+/// Lines of other lists.
+const MOST_LINES: usize = 8;
 
 /// What `--json` prints for one snapshot.
 #[derive(Serialize)]
@@ -108,41 +110,174 @@ fn text(summary: &Summary) -> String {
         text.push_str(&format!("\nand {} smaller ones", summary.buckets.len() - MOST_PLACES));
     }
     text.push_str("\n\n");
-    text.push_str(&advice(summary));
+    text.push_str(&details(summary));
     text
 }
 
-/// What can be done about the free memory.
-fn advice(summary: &Summary) -> String {
-    let mut text = format!(
-        "Emptying the cache gives back {} in {} wholly free segments (those of private pools once no graph holds them).\n\
-         {} more is free in segments that something still uses.",
+/// Where free memory lies, whose live memory is, when most was live, and what would help.
+fn details(summary: &Summary) -> String {
+    let mut text = String::new();
+    if summary.by_segment_size.len() > 1 {
+        let mut rows = table(&["segments of", "reserved", "live", "pending", "free", "segments"], 0);
+        for size in summary.by_segment_size.iter().take(MOST_LINES) {
+            let amounts = size.amounts;
+            rows.add_row([
+                bytes(size.segment_size),
+                bytes(amounts.reserved),
+                bytes(amounts.live),
+                bytes(amounts.pending),
+                bytes(amounts.free),
+                count(amounts.segments),
+            ]);
+        }
+        text.push_str(&format!("{}\n\n", rows.trim_fmt()));
+    }
+    if !summary.free_runs.is_empty() {
+        text.push_str("Free bytes by the length of the run:");
+        for runs in summary.free_runs.iter().take(MOST_LINES) {
+            let (from, to) = (bytes(runs.from), bytes(runs.from.saturating_mul(2)));
+            text.push_str(&format!("\n  {:>12}  in {} of {from} to {to}", bytes(runs.bytes), count(runs.runs)));
+        }
+        text.push_str("\n\n");
+    }
+    text.push_str(&format!(
+        "{} lies in {} wholly free segments; {} more is free in segments that something still uses.\n\n",
         bytes(summary.idle),
         count(summary.idle_segments),
         bytes(summary.free_in_use)
-    );
-    if summary.pinned.is_empty() {
-        return text;
+    ));
+    if !summary.pinned.is_empty() {
+        text.push_str("Mostly free segments, and what keeps them:\n");
+        let mut rows = table(&["segment", "pool", "stream", "kept by", "whose", "size", "free"], 5);
+        for pinned in &summary.pinned {
+            let [pool, stream, _] = place(pinned.place);
+            let blocks: Vec<String> =
+                pinned.largest.iter().map(|(address, size)| format!("{} at {address:#x}", bytes(*size))).collect();
+            let more = pinned.blocks - pinned.largest.len() as u64;
+            let more = if more == 0 { String::new() } else { format!("\nand {} more", count(more)) };
+            let whose: Vec<&str> = pinned.owners.iter().map(|owned| owned.owner.as_str()).collect();
+            rows.add_row([
+                format!("{:#x}", pinned.address),
+                pool,
+                stream,
+                format!("{}{more}", blocks.join("\n")),
+                whose.join("\n"),
+                bytes(pinned.size),
+                bytes(pinned.free),
+            ]);
+        }
+        text.push_str(&format!("{}\n\n", rows.trim_fmt()));
     }
-    text.push_str("\n\nMostly free segments, and what keeps them:\n");
-    let mut rows = table(&["segment", "pool", "stream", "kept by", "size", "free"], 4);
-    for pinned in &summary.pinned {
-        let [pool, stream, _] = place(pinned.place);
-        let blocks: Vec<String> =
-            pinned.largest.iter().map(|(address, size)| format!("{} at {address:#x}", bytes(*size))).collect();
-        let more = pinned.blocks - pinned.largest.len() as u64;
-        let more = if more == 0 { String::new() } else { format!("\nand {} more", count(more)) };
-        rows.add_row([
-            format!("{:#x}", pinned.address),
-            pool,
-            stream,
-            format!("{}{more}", blocks.join("\n")),
-            bytes(pinned.size),
-            bytes(pinned.free),
-        ]);
+    if summary.owners.iter().any(|owned| owned.owner != "unknown") {
+        text.push_str(&format!("Live blocks, by who allocated them:{}\n\n", owners(&summary.owners)));
     }
-    text.push_str(&rows.trim_fmt());
+    for graph in summary.graphs.iter().take(MOST_LINES) {
+        text.push_str(&format!(
+            "Graph {} may write {}: {} of its own, {} that other graphs may write too.\n",
+            graph.id,
+            bytes(graph.written),
+            bytes(graph.exclusive),
+            bytes(graph.shared)
+        ));
+    }
+    if !summary.graphs.is_empty() {
+        text.push('\n');
+    }
+    if summary.outliving.blocks > 0 {
+        text.push_str(&format!(
+            "{} in {} live blocks outlives the graphs of its pool and keeps {}:{}\n\n",
+            bytes(summary.outliving.bytes),
+            count(summary.outliving.blocks),
+            bytes(summary.outliving.segment_bytes),
+            owners(&summary.outliving.owners)
+        ));
+    }
+    for peak in &summary.peaks {
+        text.push_str(&format!(
+            "Most was live on device {} at event {}: {} requested, of which {} was there before the history begins:{}\n\n",
+            peak.device,
+            count(peak.event as u64 + 1),
+            bytes(peak.bytes),
+            bytes(peak.before_history),
+            owners(&peak.owners)
+        ));
+    }
+    for oom in &summary.out_of_memory {
+        text.push_str(&format!(
+            "Out of memory on device {} at event {}: {} asked for on stream {:#x}; the driver had {} free.\n\n",
+            oom.device,
+            count(oom.event as u64 + 1),
+            bytes(oom.size),
+            oom.stream,
+            bytes(oom.device_free)
+        ));
+    }
+    if summary.unknown_events > 0 {
+        text.push_str(&format!(
+            "{} events of kinds that are not known were left out.\n\n",
+            count(summary.unknown_events)
+        ));
+    }
+    if summary.advice.is_empty() {
+        text.push_str("Nothing stands out that would bring memory back.");
+    } else {
+        text.push_str("What would help:");
+        for advice in &summary.advice {
+            text.push_str(&format!("\n  {:>12}  {}", bytes(advice.bytes()), advice_text(advice)));
+        }
+    }
     text
+}
+
+fn owners(list: &[Owned]) -> String {
+    let line =
+        |owned: &Owned| format!("\n  {:>12}  {} ({} blocks)", bytes(owned.bytes), owned.owner, count(owned.blocks));
+    list.iter().map(line).collect()
+}
+
+/// What a piece of advice says, after its bytes.
+pub(crate) fn advice_text(advice: &Advice) -> String {
+    match advice {
+        Advice::Fragmented { asked, longest, .. } => format!(
+            "is free, but in pieces: the request of {} failed since the longest run is {}. Free what pins the segments above, allocate \
+             long-lived blocks first, or use expandable segments",
+            bytes(*asked),
+            bytes(*longest)
+        ),
+        Advice::RaiseLimit { asked, .. } => {
+            format!(
+                "was free with the driver when the request of {} failed: a limit stopped it; raise the limit",
+                bytes(*asked)
+            )
+        }
+        Advice::EmptyCache { .. } => {
+            "goes back to the driver when the cache is emptied: nothing uses these segments".to_owned()
+        }
+        Advice::Unpin { by, blocks, .. } => format!(
+            "is free beside {} in {} blocks that keep mostly free segments: free or move those blocks (listed above)",
+            bytes(*by),
+            count(*blocks)
+        ),
+        Advice::SharePools { pools, .. } => {
+            format!(
+                "is free in {} private pools and serves nobody else: let graphs share a pool, or drop them",
+                count(*pools)
+            )
+        }
+        Advice::DropOutliving { blocks, .. } => {
+            format!("stays because {} blocks outlive the graphs of their pool: drop them", count(*blocks))
+        }
+        Advice::SynchronizeStreams { .. } => {
+            "was freed, but streams that used it may not be done: synchronise them, or say when the last use was"
+                .to_owned()
+        }
+        Advice::FewerStreams { streams, .. } => format!(
+            "is free on {} streams beside the one with most, and serves those only: allocate on fewer streams",
+            count(*streams - 1)
+        ),
+        Advice::Rounding { .. } => "is lost to rounding: ask for sizes just below the steps of the rounding".to_owned(),
+        other => format!("{other:?}"),
+    }
 }
 
 fn growth_text(growth: &Growth, before: &Summary, after: &Summary) -> String {
@@ -177,6 +312,19 @@ fn growth_text(growth: &Growth, before: &Summary, after: &Summary) -> String {
     }
     text.push_str("\n\nWhere, most grown first:\n");
     text.push_str(&rows.trim_fmt());
+    if growth.owners.iter().any(|grown| grown.owner != "unknown") {
+        let mut rows = table(&["whose", "blocks before", "after", "grown by"], 1);
+        for grown in &growth.owners {
+            rows.add_row([
+                grown.owner.clone(),
+                count(grown.before),
+                count(grown.after),
+                signed_bytes(grown.grown_bytes),
+            ]);
+        }
+        text.push_str("\n\nLive blocks that became more, by who allocated them:\n");
+        text.push_str(&rows.trim_fmt());
+    }
     if !growth.sizes.is_empty() {
         let mut rows = table(&["requested", "blocks before", "after", "grown by"], 0);
         for size in &growth.sizes {

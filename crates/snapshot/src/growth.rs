@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::model::{BlockStatus, Snapshot};
 use crate::summary::{Amounts, Place, Summary};
 
-/// How many sizes of blocks are listed.
+/// How many sizes of blocks, and how many owners, are listed.
 const MOST_SIZES: usize = 10;
 
 /// How one figure set changed, in bytes or counts.
@@ -58,6 +58,19 @@ pub struct BlocksOfSize {
     pub grown_bytes: i64,
 }
 
+/// One owner's live blocks.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct OwnerGrowth {
+    /// The label, or the place in the program.
+    pub owner: String,
+    /// Blocks before.
+    pub before: u64,
+    /// Blocks after.
+    pub after: u64,
+    /// How many bytes more.
+    pub grown_bytes: i64,
+}
+
 /// What grew. See the module's documentation.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Growth {
@@ -65,6 +78,8 @@ pub struct Growth {
     pub total: Change,
     /// By place, whose reserved memory grew most first; places that did not change are left out.
     pub places: Vec<(Place, Change)>,
+    /// Live blocks by owner, whose bytes grew most first; owners that did not grow are left out.
+    pub owners: Vec<OwnerGrowth>,
     /// Live blocks by requested size, whose bytes grew most first; sizes that did not grow are left out.
     pub sizes: Vec<BlocksOfSize>,
 }
@@ -87,8 +102,28 @@ impl Growth {
             .filter(|(_, change)| *change != Change::default())
             .collect();
         places.sort_by_key(|(_, change)| std::cmp::Reverse((change.reserved, change.live)));
-        Self { total: Change::between(old.total, new.total), places, sizes: sizes(before, after) }
+        let (owners, sizes) = (owners(before, after), sizes(before, after));
+        Self { total: Change::between(old.total, new.total), places, owners, sizes }
     }
+}
+
+fn owners(before: &Snapshot, after: &Snapshot) -> Vec<OwnerGrowth> {
+    let mut by: BTreeMap<String, [(u64, u64); 2]> = BTreeMap::new();
+    for (which, snapshot) in [before, after].into_iter().enumerate() {
+        for owned in snapshot.live_by_owner(&snapshot.owners()) {
+            by.entry(owned.owner).or_default()[which] = (owned.bytes, owned.blocks);
+        }
+    }
+    let grown = by.into_iter().map(|(owner, [before, after])| OwnerGrowth {
+        owner,
+        before: before.1,
+        after: after.1,
+        grown_bytes: difference(before.0, after.0),
+    });
+    let mut grown: Vec<OwnerGrowth> = grown.filter(|owner| owner.grown_bytes > 0).collect();
+    grown.sort_by_key(|owner| std::cmp::Reverse(owner.grown_bytes));
+    grown.truncate(MOST_SIZES);
+    grown
 }
 
 fn sizes(before: &Snapshot, after: &Snapshot) -> Vec<BlocksOfSize> {

@@ -15,17 +15,23 @@
 //! * **S4** Nothing in a file is ever run, and a file takes at most 64 MiB and 8 times its length of memory.
 #![forbid(unsafe_code)]
 
+mod advice;
 mod convert;
 mod format;
 mod growth;
 mod model;
+mod owners;
 mod read;
 mod stacks;
 mod state;
 mod summary;
+mod timeline;
 
-pub use growth::{BlocksOfSize, Change, Growth};
+pub use advice::Advice;
+pub use growth::{BlocksOfSize, Change, Growth, OwnerGrowth};
 pub use model::{Action, Annotation, Block, BlockStatus, Event, Part, Segment, Snapshot, Stage};
+pub use owners::Owned;
 pub use read::{Expected, Problem, ReadError};
 pub use stacks::{FrameRef, StackId, Stacks, TextId};
-pub use summary::{Amounts, Bucket, Pinned, Place, Summary};
+pub use summary::{Amounts, Bucket, FreeRuns, OfGraph, OfPool, OfSize, OfStream, Outliving, Pinned, Place, Summary};
+pub use timeline::{OutOfMemory, Peak};

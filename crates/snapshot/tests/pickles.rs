@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use gpupool_snapshot::{Action, BlockStatus, Problem, Snapshot};
+use gpupool_snapshot::{Action, Advice, BlockStatus, Growth, Problem, Snapshot, Summary};
 use serde_json::Value;
 
 /// Snapshots of torch 2.11 on an H200: a training run, graphs that share a pool, one that ended out of memory.
@@ -50,6 +50,31 @@ fn snapshots_of_torch_agree_with_its_counters() {
     assert_eq!((event.address, event.size), (148_836_057_088, 18_874_368));
     let graphs = Snapshot::read("graphs_shared", RECORDED[1].1).unwrap();
     assert!(graphs.segments.iter().any(|s| s.segment_pool_id == (1, 0)));
+}
+
+#[test]
+fn a_summary_of_torchs_snapshots_says_whose_memory_it_is() {
+    let summary = |at: usize| Summary::of(&Snapshot::read(RECORDED[at].0, RECORDED[at].1).unwrap());
+    let oom = summary(2);
+    assert_eq!(oom.owners[0].owner, "train.py:31 <module>");
+    assert_eq!((oom.owners[0].bytes, oom.owners[0].blocks), (614_834_176, 60));
+    assert_eq!(oom.advice, [Advice::RaiseLimit { asked: 18_874_368, bytes: 148_836_057_088 }]);
+    assert_eq!((oom.out_of_memory.len(), oom.out_of_memory[0].event), (1, 127));
+    let train = summary(0);
+    let peak = &train.peaks[0];
+    assert_eq!((peak.event, peak.before_history), (675, 0));
+    assert_eq!(peak.owners.iter().map(|o| o.bytes).sum::<u64>(), peak.bytes);
+    assert_eq!(train.advice[0], Advice::EmptyCache { bytes: 90 << 20 });
+    let runs: u64 = train.free_runs.iter().map(|r| r.bytes).sum();
+    assert_eq!(runs, train.total.free);
+    let pools = summary(1).by_pool;
+    assert_eq!(
+        pools.iter().map(|p| (p.pool, p.amounts.reserved)).collect::<Vec<_>>(),
+        [((0, 0), 78 << 20), ((1, 0), 36 << 20)]
+    );
+    let (small, large) = (Snapshot::read("a", RECORDED[0].1).unwrap(), Snapshot::read("b", RECORDED[2].1).unwrap());
+    let growth = Growth::between(&small, &large);
+    assert_eq!((growth.owners[0].owner.as_str(), growth.owners[0].after), ("train.py:31 <module>", 60));
 }
 
 #[test]
