@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use gpupool_replay::conform::ConformError;
 use gpupool_replay::replay::ReplayError;
 use gpupool_replay::stress::StressError;
-use gpupool_replay::trace::TraceError;
+use gpupool_replay::trace::{TraceError, WhatIfError};
 use gpupool_snapshot::ReadError;
 
 /// Input or arguments make no sense, or a file cannot be written. All but [`OutputClosed`](Self::OutputClosed) end in
@@ -34,9 +34,9 @@ pub(crate) enum Failure {
     /// The arguments contradict each other.
     #[error("{0}")]
     Usage(&'static str),
-    /// A trace argument is a snapshot.
-    #[error("{}: this is a snapshot, not a trace: replaying the history of a snapshot is not in this version", .0.display())]
-    SnapshotAsTrace(PathBuf),
+    /// A snapshot makes no trace.
+    #[error(transparent)]
+    WhatIf(#[from] WhatIfError),
     /// A file cannot be read.
     #[error("{}: cannot read the file: {error}", .path.display())]
     Read {

@@ -8,7 +8,7 @@ use comfy_table::Table;
 use gpupool_allocator::Policy;
 use gpupool_replay::BUNDLED_TRACE;
 use gpupool_replay::replay::{Options, Replayed, Report, find_capacity, replay_simulated};
-use gpupool_replay::trace::Trace;
+use gpupool_replay::trace::{Trace, WhatIf, what_if};
 use gpupool_snapshot::Snapshot;
 use serde::Serialize;
 
@@ -29,6 +29,9 @@ struct Output {
 #[derive(Serialize)]
 struct Entry {
     file: Option<String>,
+    /// What the trace does not tell, if it was made of a snapshot.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
     #[serde(flatten)]
     report: Report,
 }
@@ -37,22 +40,35 @@ pub(crate) fn run(arguments: &Replay) -> Result<Verdict, Failure> {
     check(arguments)?;
     let traces = read(&arguments.traces)?;
     let mut entries = Vec::new();
-    for (number, trace) in traces.iter().enumerate() {
+    for (number, WhatIf { trace, notes }) in traces.iter().enumerate() {
         let file = arguments.traces.get(number).map(|path| path.display().to_string());
         for policy in arguments.policy.policies() {
             let replayed = one(arguments, trace, policy)?;
             if let (Some(path), Some(state)) = (&arguments.snapshot, &replayed.at_peak) {
                 write_snapshot(path, &Snapshot::of(state, &trace.header.conf))?;
             }
-            entries.push(Entry { file: file.clone(), report: replayed.report });
+            entries.push(Entry { file: file.clone(), notes: notes.clone(), report: replayed.report });
         }
     }
     let good = entries.iter().all(|entry| entry.report.completed);
     if arguments.json {
         print_json(&Output { traces: entries })?;
     } else {
-        let reports: Vec<Report> = entries.into_iter().map(|entry| entry.report).collect();
-        print(&text(arguments, &reports))?;
+        let mut notes: Vec<String> = Vec::new();
+        let reports: Vec<Report> = entries
+            .into_iter()
+            .map(|entry| {
+                let told = entry.notes.into_iter().map(|note| format!("{}: {note}.", entry.report.trace));
+                for note in told {
+                    if !notes.contains(&note) {
+                        notes.push(note);
+                    }
+                }
+                entry.report
+            })
+            .collect();
+        let notes = if notes.is_empty() { String::new() } else { format!("\n\n{}", notes.join("\n")) };
+        print(&format!("{}{notes}", text(arguments, &reports)))?;
     }
     Ok(if good { Verdict::Good } else { Verdict::Bad })
 }
@@ -74,21 +90,31 @@ fn check(arguments: &Replay) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads every trace before any is replayed.
-fn read(paths: &[std::path::PathBuf]) -> Result<Vec<Trace>, Failure> {
+/// Reads every trace before any is replayed. Of a snapshot it is its history, with what that does not tell.
+fn read(paths: &[std::path::PathBuf]) -> Result<Vec<WhatIf>, Failure> {
     if paths.is_empty() {
-        return Ok(vec![Trace::parse("bundled gpt2_train", BUNDLED_TRACE)?]);
+        let trace = Trace::parse("bundled gpt2_train", BUNDLED_TRACE)?;
+        return Ok(vec![WhatIf { trace, notes: Vec::new() }]);
     }
-    paths.iter().map(|path| read_one(path)).collect()
+    paths.iter().map(|path| read_with_notes(path)).collect()
 }
 
 pub(crate) fn read_one(path: &Path) -> Result<Trace, Failure> {
+    Ok(read_with_notes(path)?.trace)
+}
+
+fn read_with_notes(path: &Path) -> Result<WhatIf, Failure> {
     let mut first = [0];
     let snapshot = File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok_and(|()| {
         // A pickle, or a JSON object.
         matches!(first[0], 0x80 | b'{')
     });
-    if snapshot { Err(Failure::SnapshotAsTrace(path.to_owned())) } else { Ok(Trace::read(path)?) }
+    if !snapshot {
+        return Ok(WhatIf { trace: Trace::read(path)?, notes: Vec::new() });
+    }
+    let name = path.display().to_string();
+    let file = File::open(path).map_err(|error| Failure::Read { path: path.to_owned(), error })?;
+    Ok(what_if(&name, &Snapshot::read(&name, file)?)?)
 }
 
 fn one(arguments: &Replay, trace: &Trace, policy: Policy) -> Result<Replayed, Failure> {

@@ -175,7 +175,49 @@ fn snapshots_that_are_none_are_refused_with_their_place() {
     let file = path.display().to_string();
     refused(&["inspect", &file], "bad.json: segments[0].total_size: an unsigned integer is expected");
     refused(&["inspect", "/no/such/file"], "/no/such/file: cannot read the file");
-    refused(&["replay", &file], "this is a snapshot, not a trace");
+    refused(&["replay", &file], "bad.json: segments[0].total_size");
+    let peak = temporary("no_history.json").display().to_string();
+    gpupool(&["replay", &data("traces/seed_batches.trace.gz"), "--snapshot", &peak]);
+    refused(&["replay", &peak], "the snapshot has no history");
+}
+
+fn recorded(name: &str) -> String {
+    format!("{}/../snapshot/data/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn what_a_job_would_have_needed_is_one_command() {
+    let output = gpupool(&["replay", &recorded("train.pickle"), "--policy", "all", "--find-capacity", "--json"]);
+    assert_eq!(status(&output), 0);
+    let all = json(&output);
+    let of = |policy: &str| all["traces"].as_array().unwrap().iter().find(|t| t["policy"] == policy).unwrap().clone();
+    let exact = of("torch-2.11");
+    assert_eq!(exact["recorded"]["peak_reserved"], 268_435_456, "what torch reserved at the most");
+    assert_eq!(exact["peak_reserved"], 268_435_456, "and so does its policy on its own history");
+    assert_eq!(exact["peak_requested"], exact["recorded"]["peak_requested"]);
+    let (ours, least) = (of("segments")["peak_reserved"].as_u64(), of("segments")["min_capacity"].as_u64());
+    assert!(ours <= Some(268_435_456) && least <= ours, "{ours:?} {least:?}");
+    let output = gpupool(&["replay", &recorded("graphs_shared.pickle"), "--json"]);
+    let notes = json(&output)["traces"][0]["notes"].to_string();
+    assert!(notes.contains("private pools") && notes.contains("says nothing about graphs"), "{notes}");
+    let text = stdout(&gpupool(&["replay", &recorded("oom.pickle")]));
+    assert!(text.contains("the request of 18874368 bytes that failed is made at the end"), "{text}");
+}
+
+#[test]
+fn pickles_of_torch_are_inspected() {
+    let output = gpupool(&["inspect", &recorded("oom.pickle"), "--json"]);
+    assert_eq!(status(&output), 0);
+    let summary = &json(&output)["summary"];
+    assert_eq!((&summary["total"]["reserved"], &summary["total"]["live"]), (&624_951_296.into(), &614_834_176.into()));
+    let text = stdout(&gpupool(&["inspect", &recorded("oom.pickle")]));
+    assert!(text.contains("train.py:31 <module>") && text.contains("raise the limit"), "{text}");
+    let text = stdout(&gpupool(&["inspect", &recorded("train.pickle"), &recorded("oom.pickle")]));
+    assert!(text.contains("by who allocated them"), "{text}");
+    let file = temporary("ours.pickle").display().to_string();
+    gpupool(&["replay", &data("traces/graph_serving.trace.gz"), "--snapshot", &file]);
+    assert_eq!(std::fs::read(&file).unwrap()[..2], [0x80, 4], "written as a pickle by its name");
+    assert_eq!(status(&gpupool(&["inspect", &file])), 0);
 }
 
 #[test]

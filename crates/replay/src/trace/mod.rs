@@ -13,11 +13,13 @@
 //! * **W4** The counts in the header are those of the file.
 
 mod error;
+mod of_snapshot;
 mod parse;
 pub mod write;
 
 pub use error::{TraceError, TraceProblem};
 use gpupool_device::Address;
+pub use of_snapshot::{WhatIf, WhatIfError, what_if};
 use serde::{Deserialize, Serialize};
 
 /// The value of a trace header's `format`.
