@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpupool_allocator::config::VirtualMemory;
 use gpupool_allocator::state::BlockStatus;
-use gpupool_allocator::{AllocError, Allocation, Allocator, Config, OutOfMemory, Policy, Stream};
+use gpupool_allocator::{AllocError, Allocation, Allocator, Config, OutOfMemory, Policy, Preset, Stream};
 use gpupool_device::{DriverError, StreamHandle};
 use gpupool_sim_device::{SimConfig, SimDevice};
 
@@ -45,6 +45,11 @@ pub fn segments(backing: Backing) -> Config {
         Backing::Virtual => config,
         Backing::Plain => config.with_virtual_memory(VirtualMemory::Never),
     }
+}
+
+/// Policy `pages` with a preset.
+pub fn pages(preset: Preset) -> Config {
+    Config::new(Policy::Pages).with_preset(preset)
 }
 
 impl Lab {

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpupool_allocator::state::{BlockStatus, SegmentState, State};
-use gpupool_allocator::{Part, PoolId, Stat, StatArray};
+use gpupool_allocator::state::{BackingKind, BlockStatus, SegmentState, State};
+use gpupool_allocator::{Part, Policy, PoolId, Stat, StatArray};
 
 /// How exact the figures of segments must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,7 +54,7 @@ pub fn recount(state: &State, strictness: Strictness) -> Result<(), String> {
 }
 
 fn tiles(segment: &SegmentState) -> Result<(), String> {
-    let (mut at, mut free_before) = (segment.address, false);
+    let (mut at, mut free_before) = (segment.address, None);
     for block in &segment.blocks {
         let place = || format!("block {} of segment {}", block.address, segment.address);
         ensure(block.address == at, || format!("{} should start at {at}", place()))?;
@@ -64,7 +64,11 @@ fn tiles(segment: &SegmentState) -> Result<(), String> {
         let inactive = block.status == BlockStatus::Inactive;
         ensure(!block.binned || inactive, || format!("{} is in a bin and {:?}", place(), block.status))?;
         let free = inactive && !block.binned;
-        ensure(!(free && free_before), || format!("{} and the one before it are both free", place()))?;
+        // A range of pages may serve several streams.
+        let same = segment.backing != BackingKind::Pages || free_before == Some(block.stream);
+        ensure(!(free && free_before.is_some() && same), || {
+            format!("{} and the one before it are both free", place())
+        })?;
         ensure(inactive || block.requested <= block.size, || {
             format!("{} of {} bytes serves a request of {}", place(), block.size, block.requested)
         })?;
@@ -73,7 +77,7 @@ fn tiles(segment: &SegmentState) -> Result<(), String> {
             format!("{} is free and used by {:?}", place(), block.used_by)
         })?;
         ensure(!pending || !block.used_by.is_empty(), || format!("{} is pending and nobody uses it", place()))?;
-        free_before = free;
+        free_before = free.then_some(block.stream);
         at = at.offset(block.size);
     }
     let end = segment.address.offset(segment.size);
@@ -125,7 +129,8 @@ fn sum_up(state: &State) -> Sums {
                 sums.active.add(part, 1);
                 sums.active_bytes.add(part, bytes);
                 sums.requested_bytes.add(part, block.requested as i64);
-            } else if segment.blocks.len() > 1 {
+            } else if segment.blocks.len() > 1 || segment.backing == BackingKind::Pages {
+                // A run of pages is a part of a larger range.
                 sums.inactive_split.add(part, 1);
                 sums.inactive_split_bytes.add(part, bytes);
             }
@@ -207,6 +212,12 @@ pub fn adds_up(state: &State) -> Result<(), String> {
         ("binned_bytes", stats.binned_bytes),
     ] {
         check(name, stat)?;
+    }
+    if state.policy == Policy::Pages {
+        // A segment is a run of handles, and they move.
+        let handles: usize = state.segments.iter().map(|s| s.handles.len().max(1)).sum();
+        let held = stats.num_device_alloc - stats.num_device_free;
+        return ensure(held == handles as i64, || format!("{held} handles are counted, {handles} listed"));
     }
     let (segments, freed) = (stats.segment.all.allocated, stats.segment.all.freed);
     ensure((segments, freed) == (stats.num_device_alloc, stats.num_device_free), || {

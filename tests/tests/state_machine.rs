@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use gpupool_allocator::config::Rounding;
-use gpupool_allocator::{Allocation, Allocator, Config, Filter, Placement, Policy, PoolId};
+use gpupool_allocator::config::{Rounding, VirtualMemory};
+use gpupool_allocator::{Allocation, Allocator, Config, Filter, Placement, Policy, PoolId, Preset};
 use gpupool_device::StreamHandle;
 use gpupool_sim_device::{Placement as Placing, Scheduler, SimConfig, SimDevice};
-use gpupool_tests::lab::{BACKINGS, Backing, MIB, segments};
+use gpupool_tests::lab::{BACKINGS, Backing, MIB, pages, segments};
 use gpupool_tests::machine::{Claim, Ending, Machine, Op};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Runs, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
@@ -131,6 +131,15 @@ machines! {
     segments_with_a_high_water_mark_and_plain_memory: segments(Backing::Plain).with_trim_above(64 * MIB);
     segments_that_reject: segments(Backing::Virtual).with_memory_fraction(0.5).with_reject_over_fraction(true);
     segments_of_large_size: segments(Backing::Virtual).with_large_segment_size(64 * MIB);
+    pages_for_memory: pages(Preset::Memory);
+    pages_balanced: pages(Preset::Balanced);
+    pages_for_latency: pages(Preset::Latency);
+    pages_in_quarantine: pages(Preset::Memory).with_quarantine(true);
+    pages_that_wait_on_the_device: pages(Preset::Balanced).with_wait_for_recorded(true);
+    pages_with_a_high_water_mark: pages(Preset::Latency).with_trim_above(64 * MIB);
+    pages_with_garbage_collection: pages(Preset::Balanced).with_garbage_collection_threshold(0.5).with_memory_limit(128 * MIB);
+    pages_that_reject: pages(Preset::Balanced).with_memory_fraction(0.5).with_reject_over_fraction(true);
+    pages_without_virtual_memory: pages(Preset::Balanced).with_virtual_memory(VirtualMemory::Never);
     torch_2_15: torch(Policy::Torch215);
     torch_2_15_with_a_split_limit: torch(Policy::Torch215).with_max_split_size(24 * MIB).with_max_non_split_rounding(30 * MIB);
     torch_2_15_with_garbage_collection:

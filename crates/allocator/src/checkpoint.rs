@@ -98,6 +98,9 @@ impl<D: Device> Inner<D> {
             if !checkpoint.segments.iter().all(|s| by_ordinal.contains_key(&s.ordinal)) {
                 return Err(mismatch("a segment is gone").into());
             }
+            if !checkpoint.segments.iter().all(|s| state.has_room_for(by_ordinal[&s.ordinal], &s.blocks)) {
+                return Err(mismatch("some of its memory is gone").into());
+            }
             let in_pool = |state: &ArenaState, block| {
                 let lane = state.blocks[block].lane as usize;
                 state.lanes[lane].slot == pool.slot
@@ -171,6 +174,50 @@ impl<D: Device> Inner<D> {
 }
 
 impl ArenaState {
+    /// Whether live blocks of a layout lie where memory is still mapped, in a segment whose blocks join once they are free.
+    fn has_room_for(&self, segment: u32, blocks: &[(Units, bool)]) -> bool {
+        let Some((table, first)) = self.segments.get(segment).and_then(|s| Some((s.pages.as_ref()?, s.first))) else {
+            return true;
+        };
+        let mut offset = 0;
+        for (size, live) in blocks {
+            if *live && !table.covers(offset, offset + size) {
+                return false;
+            }
+            offset += size;
+        }
+        let (mut at, mut lane) = (first, None);
+        while at != NONE {
+            let block = &self.blocks[at];
+            if block.state != BlockState::Hole && *lane.get_or_insert(block.lane) != block.lane {
+                return false;
+            }
+            at = block.next;
+        }
+        true
+    }
+
+    /// As [`carve`](Self::carve), in a segment that is mapped in parts.
+    fn carve_pages(
+        &mut self,
+        first: u32,
+        blocks: &[(Units, bool)],
+        counters: &crate::counters::ArenaCounters,
+    ) -> Vec<Handed> {
+        let (mut out, mut at, mut offset) = (Vec::new(), first, 0);
+        for (size, live) in blocks {
+            while at != NONE && self.end_of(at) <= offset {
+                at = self.blocks[at].next;
+            }
+            if *live && at != NONE && self.blocks[at].state == BlockState::Free {
+                at = self.hold(at, offset, offset + size, counters);
+                out.extend(self.activate(at, to_bytes(*size), counters));
+            }
+            offset += size;
+        }
+        out
+    }
+
     /// Carves a wholly free segment into blocks of these sizes; returns the live ones.
     fn carve(
         &mut self,
@@ -180,7 +227,12 @@ impl ArenaState {
     ) -> Vec<Handed> {
         let mut out = Vec::new();
         let mut to_free = Vec::new();
-        let Some(mut at) = self.segments.get(segment).map(|s| s.first) else { return out };
+        let Some((mut at, paged)) = self.segments.get(segment).map(|s| (s.first, s.pages.is_some())) else {
+            return out;
+        };
+        if paged {
+            return self.carve_pages(at, blocks, counters);
+        }
         for (size, live) in blocks {
             self.unindex(at);
             self.place(at, *size, counters);

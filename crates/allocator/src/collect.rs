@@ -3,23 +3,27 @@
 //! With the history on, the pieces are then brought to one point in time: each knows the last event before it was copied, and the
 //! later ones are applied to it ([`crate::history`], H1).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gpupool_device::Device;
 
-use crate::arena::{Arena, ArenaState, Backing, BlockState as Phase, NONE};
+use crate::arena::{Arena, ArenaState, Backing, BlockState as Phase, NONE, Segment};
 use crate::forward::bring_forward;
 use crate::inner::Inner;
 use crate::pool::Pool;
 use crate::state::{BackingKind, BlockState, BlockStatus, PoolState, SegmentState, State, StreamState};
 use crate::stats::PoolStats;
-use crate::units::to_bytes;
+use crate::units::{Units, to_bytes};
 
 impl ArenaState {
-    fn segment_state(&self, id: u32) -> Option<SegmentState> {
-        let s = self.segments.get(id)?;
-        Some(SegmentState {
+    /// A segment; one that is mapped in parts is shown as its parts.
+    fn segment_states(&self, id: u32) -> Vec<SegmentState> {
+        let Some(s) = self.segments.get(id) else { return Vec::new() };
+        if s.pages.is_some() {
+            return self.run_states(s);
+        }
+        vec![SegmentState {
             ordinal: s.memory.ordinal,
             address: s.memory.base,
             size: s.memory.bytes,
@@ -30,17 +34,46 @@ impl ArenaState {
             backing: match s.memory.backing {
                 Backing::Plain => BackingKind::Plain,
                 Backing::Handle(_) => BackingKind::Handle,
+                Backing::Pages => BackingKind::Pages,
                 Backing::Provider(_) => BackingKind::Provider,
             },
-            blocks: self.block_states(s.first, s.memory.base),
-        })
+            handles: Vec::new(),
+            blocks: self.block_states(s.first, s.memory.base, None),
+        }]
     }
 
-    fn block_states(&self, first: u32, base: gpupool_device::Address) -> Vec<BlockState> {
+    fn run_states(&self, s: &Segment) -> Vec<SegmentState> {
+        let Some(table) = &s.pages else { return Vec::new() };
+        let state = |(start, end, ordinal): (Units, Units, u64)| SegmentState {
+            ordinal,
+            address: s.memory.base.offset(to_bytes(start)),
+            size: to_bytes(end - start),
+            stream: s.stream,
+            stream_handle: self.lanes[s.lane as usize].core.handle,
+            pool: self.slots[s.slot as usize].pool,
+            part: s.part,
+            backing: BackingKind::Pages,
+            handles: table.within(start, end).map(|(_, p)| p.handle.bytes).collect(),
+            blocks: self.block_states(s.first, s.memory.base, Some((start, end))),
+        };
+        table.mapped_runs().into_iter().map(state).collect()
+    }
+
+    /// The blocks of a segment, or those in a range of it.
+    fn block_states(
+        &self,
+        first: u32,
+        base: gpupool_device::Address,
+        range: Option<(Units, Units)>,
+    ) -> Vec<BlockState> {
         let mut out = Vec::new();
         let mut at = first;
         while at != NONE {
             let b = &self.blocks[at];
+            if range.is_some_and(|(start, end)| b.offset < start || b.offset >= end) {
+                at = b.next;
+                continue;
+            }
             let used_by = self.uses.get(b.uses).map(|u| u.streams.iter().map(|u| u.core.id).collect());
             out.push(BlockState {
                 address: base.offset(to_bytes(b.offset)),
@@ -49,7 +82,7 @@ impl ArenaState {
                 status: match b.state {
                     Phase::Live => BlockStatus::ActiveAllocated,
                     Phase::Pending => BlockStatus::ActivePendingFree,
-                    Phase::Free | Phase::Binned | Phase::Vacant => BlockStatus::Inactive,
+                    Phase::Free | Phase::Binned | Phase::Held | Phase::Hole | Phase::Vacant => BlockStatus::Inactive,
                 },
                 binned: b.state == Phase::Binned,
                 stream: self.lanes[b.lane as usize].core.id,
@@ -74,19 +107,24 @@ impl<D: Device> Inner<D> {
     /// The segments of all arenas, each with the number of events before it was copied. An arena is locked while one segment of it is.
     fn pieces(&self) -> BTreeMap<u64, (u64, SegmentState)> {
         let mut pieces = BTreeMap::new();
+        // Ranges that are mapped in parts, each part with a number of its own.
+        let mut seen = BTreeSet::new();
         // A segment may move to an arena that was looked at before: the second round finds it.
         for _ in 0..2 {
             for arena in self.arenas() {
                 let ids: Vec<(u32, u64)> = arena.lock().segments.iter().map(|(id, s)| (id, s.memory.ordinal)).collect();
                 for (id, ordinal) in ids {
-                    if pieces.contains_key(&ordinal) {
+                    if pieces.contains_key(&ordinal) || seen.contains(&ordinal) {
                         continue;
                     }
-                    let (at, piece) = {
+                    let (at, copied) = {
                         let state = arena.lock();
-                        (self.shared.history.sequence(), state.segment_state(id))
+                        (self.shared.history.sequence(), state.segment_states(id))
                     };
-                    if let Some(piece) = piece {
+                    if !copied.is_empty() {
+                        seen.insert(ordinal);
+                    }
+                    for piece in copied {
                         pieces.entry(piece.ordinal).or_insert((at, piece));
                     }
                 }

@@ -90,6 +90,17 @@ impl StatArray {
         self.part(part).decrease(n);
     }
 
+    /// A figure that moves by either sign, as one movement.
+    pub(crate) fn change(&mut self, part: Part, n: i64) {
+        if n < 0 { self.decrease(part, -n) } else { self.increase(part, n) }
+    }
+
+    /// What one part has is the other's from now on.
+    pub(crate) fn move_between(&mut self, from: Part, to: Part, n: i64) {
+        self.part(from).decrease(n);
+        self.part(to).increase(n);
+    }
+
     pub(crate) fn add(&mut self, other: Self) {
         self.all.add(other.all);
         self.small_pool.add(other.small_pool);

@@ -83,6 +83,17 @@ impl<D: Device> Driver<D> {
         })
     }
 
+    /// As [`map`](Self::map), but not accessible yet.
+    pub(crate) fn map_only(&self, address: Address, bytes: u64, handle: MemoryHandle) -> DriverResult<()> {
+        assert_unlocked();
+        self.device.map(address, bytes, handle)
+    }
+
+    pub(crate) fn set_access(&self, address: Address, bytes: u64) -> DriverResult<()> {
+        assert_unlocked();
+        self.device.set_access(address, bytes)
+    }
+
     pub(crate) fn unmap(&self, address: Address, bytes: u64) -> DriverResult<()> {
         assert_unlocked();
         self.device.unmap(address, bytes)

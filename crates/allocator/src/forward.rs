@@ -62,6 +62,7 @@ fn fresh(event: &Event) -> SegmentState {
         pool: event.pool,
         part: event.part,
         backing: BackingKind::Plain,
+        handles: Vec::new(),
         blocks: vec![block],
     }
 }

@@ -202,7 +202,7 @@ impl<D: Device> Inner<D> {
                 }
                 let mut state = arena.lock();
                 state.flush_bins(&arena.counters);
-                let Some(block) = state.take(lane, request.size, false, &arena.counters) else { continue };
+                let Some(block) = state.take_uncut(lane, request.size, &arena.counters) else { continue };
                 let handed = state.hand_out(block, request.size, request.requested, &arena.counters)?;
                 request.note(&state, &handed);
                 drop(state);
@@ -222,7 +222,10 @@ impl<D: Device> Inner<D> {
             let counters = &pool.arena.counters;
             let mut state = pool.arena.lock();
             let lane = state.lanes_of(pool.slot, &request.core, LaneKind::Stream) + request.part.index() as u32;
-            let Some(block) = state.take(lane, request.size, ages, counters) else { continue };
+            state.uncut = true;
+            let taken = state.take(lane, request.size, ages, counters);
+            state.uncut = false;
+            let Some(block) = taken else { continue };
             let handed = state.hand_out(block, request.size, request.requested, counters)?;
             request.note(&state, &handed);
             drop(state);

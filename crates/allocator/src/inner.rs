@@ -225,7 +225,7 @@ impl<D: Device> Inner<D> {
             state.slots[slot as usize].no_split = no_split;
             slot
         };
-        Arc::new(Pool { id, arena, slot, counters, provider })
+        Arc::new(Pool { id, arena, slot, counters, provider, whole_segments: false })
     }
 
     /// Checks a stream, finds its pool, rounds the size.

@@ -9,6 +9,7 @@ use gpupool_device::Device;
 
 use crate::error::AllocError;
 use crate::inner::{Inner, Request, Served};
+use crate::pages::Haste;
 
 /// One thing to try.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,6 +38,10 @@ pub(crate) enum Step {
     Grow { retry: bool },
     /// A new segment from the driver, no larger than the request needs: where one of the usual size was not to be had.
     GrowToFit,
+    /// Cut a free handle that the best fit would pin.
+    Cut,
+    /// Move free pieces and make new memory for the request.
+    Assemble(Haste),
     /// Blocks of pools that serve others when memory is short.
     OverflowPools,
     /// Give idle segments back.
@@ -106,6 +111,8 @@ impl<D: Device> Inner<D> {
     fn take_step(&self, step: Step, request: &Request<D>) -> Result<Outcome<D>, AllocError> {
         let progress = |any: bool| if any { Outcome::Progress } else { Outcome::Nothing };
         Ok(match step {
+            Step::Cut => self.cut(request)?,
+            Step::Assemble(haste) => self.assemble(request, haste)?,
             Step::EmptyBins => progress(request.arena.lock().flush_bins(&request.arena.counters)),
             Step::CaptureOrder => progress(request.neutral.is_some() && self.reuse_in_capture(request)? > 0),
             Step::CompletedEvents => progress(request.arena.poll(true) > 0),

@@ -23,6 +23,7 @@ mod index;
 mod inner;
 mod ladder;
 mod oom;
+mod pages;
 mod peaks;
 mod policy;
 mod pool;
@@ -43,7 +44,7 @@ pub use captures::{
     BlockRef, CaptureEnd, CaptureRegistry, HeldBlock, Offence, PoolHold, Range, Recording, SessionKey, Settling,
 };
 pub use checkpoint::{PoolCheckpoint, Restored};
-pub use config::{Config, Policy};
+pub use config::{Config, Policy, Preset};
 pub use counters::{Stat, StatArray};
 pub use error::{AllocError, FreeError, PoolError};
 pub use hooks::{HookId, Janitor, OomObserver, Reclaimer, RejectionObserver};
@@ -55,4 +56,4 @@ pub use routing::{Filter, ScopeKey};
 pub use state::State;
 pub use stats::{PoolStats, Stats};
 pub use stream::{Stream, WorkMark};
-pub use totals::Limit;
+pub use totals::{Limit, PageStats};

@@ -24,6 +24,8 @@ pub(crate) struct Pool<D: Device> {
     pub(crate) slot: u32,
     pub(crate) counters: Arc<PoolCounters>,
     pub(crate) provider: Option<Arc<dyn SegmentProvider>>,
+    /// Each segment is one driver allocation, whatever the policy: for memory that is registered or exported.
+    pub(crate) whole_segments: bool,
 }
 
 impl<D: Device> Pool<D> {

@@ -121,8 +121,9 @@ impl<D: Device> Arena<D> {
         patience: Patience,
         out: &mut Trimmed,
     ) -> Result<(), AllocError> {
-        let idle = self.idle_segments(pick);
-        self.release(&idle, patience, out)
+        let idle = self.idle_segments(&pick);
+        self.release(&idle, patience, out)?;
+        self.give_back_pages(pick, patience, u64::MAX, out, || true)
     }
 
     /// As [`idle_segments`](Self::idle_segments), for one part of one pool and with lanes in the order of their handles.
@@ -151,6 +152,15 @@ impl<D: Device> Inner<D> {
             return Ok(0);
         }
         let target = held - threshold;
+        let mut paged = Trimmed::default();
+        for arena in self.default_arenas() {
+            let large = |lane: &Lane| arena.is_default_slot(lane.slot) && lane.part == Part::Large;
+            let most = target.saturating_sub(paged.released_bytes);
+            arena.give_back_pages(large, Patience::Nothing, most, &mut paged, || true)?;
+        }
+        if paged.released_bytes > 0 {
+            return Ok(paged.released_bytes);
+        }
         let mut candidates: Vec<(Arc<Arena<D>>, Idle, u64)> = Vec::new();
         for arena in self.default_arenas() {
             for idle in arena.idle_of_part(0, Part::Large) {
@@ -238,6 +248,7 @@ impl<D: Device> Inner<D> {
     /// streams, of private pools that no capture used, of pools that nobody uses. Returns bytes.
     pub(crate) fn release_idle(&self, request: Option<&Request<D>>, wait: bool) -> Result<u64, AllocError> {
         let patience = Patience::to_wait(wait);
+        self.settle_leaving(wait)?;
         let mut out = Trimmed::default();
         let default_or_free = |arena: &Arena<D>, lane: &Lane, pools: &[Arc<Pool<D>>]| {
             arena.is_default_slot(lane.slot)
@@ -256,14 +267,18 @@ impl<D: Device> Inner<D> {
         if out.released_bytes == 0 {
             for pool in &never_captured {
                 let idle = pool.arena.idle_segments(|lane| lane.slot == pool.slot);
-                pool.arena.release_if(&idle, patience, &mut out, || !self.pools.is_captured(pool.id))?;
+                let may = || !self.pools.is_captured(pool.id);
+                pool.arena.release_if(&idle, patience, &mut out, may)?;
+                pool.arena.give_back_pages(|lane| lane.slot == pool.slot, patience, u64::MAX, &mut out, may)?;
             }
         }
         if out.released_bytes == 0 {
             for pool in self.pools.freeable() {
                 self.join_eager(&pool, wait)?;
                 let idle = pool.arena.idle_segments(|lane| lane.slot == pool.slot);
-                pool.arena.release_if(&idle, patience, &mut out, || self.pools.is_freeable(pool.id))?;
+                let may = || self.pools.is_freeable(pool.id);
+                pool.arena.release_if(&idle, patience, &mut out, may)?;
+                pool.arena.give_back_pages(|lane| lane.slot == pool.slot, patience, u64::MAX, &mut out, may)?;
             }
             self.forget_empty_pools();
         }
@@ -312,11 +327,14 @@ impl<D: Device> Inner<D> {
                 arena.flush_deferred(|_| true);
                 arena.wait_for_pending()?;
             }
+            self.settle_leaving(true)?;
             for arena in self.default_arenas() {
                 for part in [Part::Large, Part::Small] {
                     let idle = arena.idle_of_part(0, part);
                     arena.release(&idle, Patience::Everything, &mut out)?;
                 }
+                let default = |lane: &Lane| arena.is_default_slot(lane.slot);
+                arena.give_back_pages(default, Patience::Everything, u64::MAX, &mut out, || true)?;
             }
         }
         for pool in self.pools.freeable() {
@@ -335,6 +353,7 @@ impl<D: Device> Inner<D> {
             self.shared.totals.lock().syncs += 1;
             pool.arena.flush_deferred(|slot| slot == pool.slot);
             pool.arena.wait_for_pending()?;
+            self.settle_leaving(true)?;
             self.release_pool_segments(&pool, Patience::Everything, &mut out)?;
             self.forget_empty_pools();
         }
@@ -347,6 +366,7 @@ impl<D: Device> Inner<D> {
         let in_capture = self.shared.in_capture()?;
         self.hooks.tidy(false);
         self.shared.retry_stranded();
+        self.settle_leaving(false)?;
         for arena in self.arenas() {
             if !in_capture {
                 arena.flush_deferred(|_| true);
@@ -372,6 +392,8 @@ impl<D: Device> Inner<D> {
             // Someone may have taken the pool meanwhile, and a capture may have baked the segment into a graph.
             pool.arena.release_if(&idle, patience, out, || self.pools.is_freeable(pool.id))?;
         }
+        let of_pool = |lane: &Lane| lane.slot == pool.slot;
+        pool.arena.give_back_pages(of_pool, patience, u64::MAX, out, || self.pools.is_freeable(pool.id))?;
         Ok(())
     }
 
@@ -379,6 +401,13 @@ impl<D: Device> Inner<D> {
         for arena in self.arenas() {
             let idle = arena.idle_segments(|_| true);
             let state = arena.lock();
+            if let Some(rules) = &self.shared.rules.pages {
+                let default = |l: &Lane| arena.is_default_slot(l.slot);
+                out.held_by_pools_bytes += state.free_page_bytes(rules.page_bytes(), |l| !default(l));
+                if in_capture {
+                    out.held_by_capture_bytes += state.free_page_bytes(rules.page_bytes(), default);
+                }
+            }
             for i in idle {
                 let slot = state.lanes[i.lane as usize].slot;
                 if !arena.is_default_slot(slot) {

@@ -15,13 +15,14 @@ use crate::context::Context;
 use crate::driver::Driver;
 use crate::history::History;
 use crate::ids::{Part, PoolId};
+use crate::pages::{Leaving, PageTable};
 use crate::peaks::Peaks;
 use crate::policy::Rules;
 use crate::provider::SegmentProvider;
 use crate::stream::StreamCore;
 use crate::sync::{Mutex, Rank};
 use crate::totals::Totals;
-use crate::units::UNIT;
+use crate::units::{UNIT, to_bytes};
 
 /// Ages of segments, over all devices of the process.
 static NEXT_REGISTRATION: AtomicU64 = AtomicU64::new(0);
@@ -39,10 +40,14 @@ struct Stranded {
     range: Option<(Address, u64)>,
     /// The handle is still mapped there.
     mapped: bool,
+    /// The handle is still mapped here, in a range that others are mapped in too.
+    mapping: Option<(Address, u64)>,
     handle: Option<MemoryHandle>,
     plain: Option<Address>,
     /// Counted as reserved until the handle is released.
     counted: Option<(u64, Part, PoolId)>,
+    /// A piece of a segment, and not a segment.
+    page: bool,
 }
 
 /// The driver, the rules and the totals.
@@ -182,6 +187,8 @@ impl<D: Device> Shared<D> {
     pub(crate) fn give_back(&self, memory: &Memory, part: Part, pool: PoolId) -> DriverResult<()> {
         match &memory.backing {
             Backing::Plain => self.driver.mem_free(memory.base)?,
+            // Piece by piece, elsewhere.
+            Backing::Pages => return Ok(()),
             Backing::Provider(provider) => {
                 crate::sync::assert_unlocked();
                 provider.release(memory.base, memory.bytes);
@@ -216,8 +223,8 @@ impl<D: Device> Shared<D> {
                     let range = Some((memory.base, memory.bytes));
                     Stranded { range, mapped: true, handle: Some(handle), counted, ..Stranded::default() }
                 }
-                // A provider takes everything.
-                Backing::Provider(_) => Stranded::default(),
+                // A provider takes everything; pages go back piece by piece.
+                Backing::Provider(_) | Backing::Pages => Stranded::default(),
             });
         }
     }
@@ -227,6 +234,91 @@ impl<D: Device> Shared<D> {
         if let Err(e) = self.driver.mem_free(address) {
             tracing::warn!(%address, error = %e, "memory was not given back; it is tried again");
             self.strand(Stranded { plain: Some(address), ..Stranded::default() });
+        }
+    }
+
+    pub(crate) fn take_ordinal(&self) -> u64 {
+        self.next_ordinal.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A range of addresses for pages.
+    pub(crate) fn reserve_range(&self, bytes: u64) -> DriverResult<Memory> {
+        let base = self.driver.address_reserve(bytes)?;
+        self.totals.lock().pages.address_bytes += bytes;
+        let ordinal = self.take_ordinal();
+        let registration = NEXT_REGISTRATION.fetch_add(1, Ordering::Relaxed);
+        Ok(Memory { base, bytes, backing: Backing::Pages, ordinal, registration })
+    }
+
+    /// Gives a range back in which nothing is mapped. What the driver does not take is tried again later.
+    pub(crate) fn free_range(&self, base: Address, bytes: u64) {
+        if self.driver.address_free(base, bytes).is_ok() {
+            self.totals.lock().pages.address_bytes -= bytes;
+        } else {
+            self.strand(Stranded { range: Some((base, bytes)), page: true, ..Stranded::default() });
+        }
+    }
+
+    /// Releases an unmapped handle that is counted as reserved. What the driver does not take stays counted, and is tried again later.
+    pub(crate) fn release_handle(&self, handle: MemoryHandle, bytes: u64, part: Part, pool: PoolId) -> bool {
+        let released = self.driver.handle_release(handle).is_ok();
+        if released {
+            self.totals.lock().page_released(bytes, part, pool);
+        } else {
+            let counted = Some((bytes, part, pool));
+            self.strand(Stranded { handle: Some(handle), counted, page: true, ..Stranded::default() });
+        }
+        released
+    }
+
+    /// Releases a handle that was never entered, and is counted nowhere.
+    pub(crate) fn release_unmapped(&self, handle: MemoryHandle) {
+        if self.driver.handle_release(handle).is_err() {
+            self.strand(Stranded { handle: Some(handle), page: true, ..Stranded::default() });
+        }
+    }
+
+    /// Takes away what has moved, for an arena that is going: the device is done with it.
+    pub(crate) fn drop_leaving(&self, leaving: Vec<Leaving>) {
+        for entry in leaving {
+            if let Err(e) = self.driver.unmap(entry.address, entry.bytes) {
+                tracing::warn!(address = %entry.address, error = %e, "an old mapping stays with the driver");
+                continue;
+            }
+            entry.handles.iter().for_each(|h| h.unmapped());
+            self.totals.lock().pages.aliased_bytes -= entry.bytes as i64;
+        }
+    }
+
+    /// Gives all pieces of a segment back, and its addresses: the device is done with it, and nothing of it is leaving.
+    pub(crate) fn drop_pages(&self, memory: &Memory, mut table: PageTable, part: Part, pool: PoolId) {
+        let runs = table.runs();
+        let mut whole = true;
+        for (offset, piece) in table.drain() {
+            let (address, bytes) = (memory.base.offset(to_bytes(offset)), piece.handle.bytes);
+            if let Err(e) = self.driver.unmap(address, bytes) {
+                tracing::warn!(%address, bytes, error = %e, "memory was not given back; it is tried again");
+                let (range, counted) = (None, Some((bytes, part, pool)));
+                let mapping = Some((address, bytes));
+                self.strand(Stranded {
+                    range,
+                    mapping,
+                    handle: Some(piece.handle.id),
+                    counted,
+                    page: true,
+                    ..Stranded::default()
+                });
+                whole = false;
+                continue;
+            }
+            piece.handle.unmapped();
+            self.release_handle(piece.handle.id, bytes, part, pool);
+        }
+        self.totals.lock().segment.change(part, -runs);
+        if whole {
+            self.free_range(memory.base, memory.bytes);
+        } else {
+            self.strand(Stranded { range: Some((memory.base, memory.bytes)), page: true, ..Stranded::default() });
         }
     }
 
@@ -252,13 +344,21 @@ impl<D: Device> Shared<D> {
             {
                 piece.mapped = false;
             }
+            if let Some((base, bytes)) = piece.mapping
+                && self.driver.unmap(base, bytes).is_ok()
+            {
+                piece.mapping = None;
+            }
             if !piece.mapped
+                && piece.mapping.is_none()
                 && let Some(handle) = piece.handle
                 && self.driver.handle_release(handle).is_ok()
             {
                 piece.handle = None;
-                if let Some((bytes, part, pool)) = piece.counted.take() {
-                    self.totals.released(bytes, part, pool);
+                match piece.counted.take() {
+                    Some((bytes, part, pool)) if piece.page => self.totals.lock().page_released(bytes, part, pool),
+                    Some((bytes, part, pool)) => self.totals.released(bytes, part, pool),
+                    None => {}
                 }
             }
             if piece.handle.is_none()
@@ -266,6 +366,9 @@ impl<D: Device> Shared<D> {
                 && self.driver.address_free(base, bytes).is_ok()
             {
                 piece.range = None;
+                if piece.page {
+                    self.totals.lock().pages.address_bytes -= bytes;
+                }
             }
             if piece.handle.is_some() || piece.range.is_some() || piece.plain.is_some() {
                 self.strand(piece);

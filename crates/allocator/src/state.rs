@@ -53,6 +53,8 @@ pub struct SegmentState {
     pub part: Part,
     /// What is behind it.
     pub backing: BackingKind,
+    /// Bytes of each handle behind it in address order, where there are several.
+    pub handles: Vec<u64>,
     /// Its blocks in address order; they tile it.
     pub blocks: Vec<BlockState>,
 }
@@ -101,6 +103,8 @@ pub enum BackingKind {
     Plain,
     /// A virtual-memory handle.
     Handle,
+    /// Virtual-memory handles that can be moved: the segment is a mapped part of a larger range of addresses.
+    Pages,
     /// The pool's own provider.
     Provider,
 }

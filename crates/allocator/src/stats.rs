@@ -9,6 +9,7 @@ use crate::arena::Arena;
 use crate::counters::{ArenaCounters, Stat, StatArray};
 use crate::ids::PoolId;
 use crate::inner::Inner;
+use crate::totals::PageStats;
 
 /// What PyTorch calls `memory_stats`, and more. Bytes, or counts.
 ///
@@ -59,6 +60,8 @@ pub struct Stats {
     pub binned: Stat,
     /// Their bytes; part of the free bytes.
     pub binned_bytes: Stat,
+    /// What moving pages took.
+    pub pages: PageStats,
     /// Moves whenever an address goes back to the driver: graphs captured over foreign memory must then be checked again.
     pub released_generation: u64,
 }
@@ -173,7 +176,7 @@ impl<D: Device> Inner<D> {
     /// O(arenas). Takes the lock of the totals, and no arena's.
     pub(crate) fn stats(&self) -> Stats {
         let mut out = Stats {
-            max_split_size: self.shared.config.max_split_size().map_or(-1, |s| s as i64),
+            max_split_size: i64::try_from(self.shared.rules.arena.max_split).unwrap_or(-1),
             ..self.folded.lock().clone()
         };
         let arenas: Vec<Arc<Arena<D>>> = self.arenas();
@@ -194,6 +197,7 @@ impl<D: Device> Inner<D> {
         out.num_device_alloc = totals.device_allocs;
         out.num_device_free = totals.device_frees;
         out.private_pools = totals.pools.clone();
+        out.pages = totals.pages;
         out.released_generation = totals.released_generation;
         out
     }

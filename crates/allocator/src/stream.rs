@@ -89,6 +89,32 @@ impl StreamCore {
         self.done.load(Ordering::Acquire) > mark
     }
 
+    /// What a piece of memory that was freed now is stamped with: it has [passed](Self::has_passed) once the work so far is done.
+    pub(crate) fn stamp(&self) -> u64 {
+        self.open_mark() + 1
+    }
+
+    /// Whether the work before a [stamp](Self::stamp) is done. 0 stands for no work.
+    pub(crate) fn has_passed(&self, stamp: u64) -> bool {
+        stamp == 0 || self.is_done(stamp - 1)
+    }
+
+    /// Looks whether the work before a stamp is done, having recorded an event if none covers it; with `wait` waits on the host for it.
+    pub(crate) fn look<D: Device>(&self, shared: &Shared<D>, stamp: u64, wait: bool) -> DriverResult<()> {
+        if self.has_passed(stamp) {
+            return Ok(());
+        }
+        let mark = stamp - 1;
+        if !self.is_closed(mark) {
+            shared.mark_unless_capturing(self)?;
+        }
+        self.poll(&shared.driver);
+        if wait && !self.is_done(mark) && self.is_closed(mark) {
+            self.wait(&shared.driver, mark)?;
+        }
+        Ok(())
+    }
+
     /// Whether `mark` has been closed: an event covers it.
     pub(crate) fn is_closed(&self, mark: u64) -> bool {
         self.open_mark() > mark || self.is_retired()

@@ -26,6 +26,24 @@ pub(crate) enum Refusal {
     Rejected,
 }
 
+/// What moving pages took. Figures are cumulative but for the bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct PageStats {
+    /// Physical handles that were mapped at another place.
+    pub remaps: u64,
+    /// Nanoseconds of the driver in that.
+    pub remap_ns: u64,
+    /// Physical handles that were made anew as smaller ones.
+    pub splits: u64,
+    /// Nanoseconds of the driver in that.
+    pub split_ns: u64,
+    /// Bytes whose old mapping still stands beside the new one: mapped twice, reserved once.
+    pub aliased_bytes: i64,
+    /// Bytes of address space reserved for pages.
+    pub address_bytes: u64,
+}
+
 /// The figures behind the lock.
 #[derive(Debug, Default)]
 pub(crate) struct TotalsState {
@@ -41,6 +59,7 @@ pub(crate) struct TotalsState {
     pub(crate) device_frees: i64,
     /// Reserved bytes of each private pool; kept at zero after the pool is gone.
     pub(crate) pools: BTreeMap<PoolId, StatArray>,
+    pub(crate) pages: PageStats,
     /// Bytes promised to growth under way: no lock is held while the driver is asked.
     growing: u64,
     /// Counts every address that was given back: a graph captured over foreign memory can tell that it must be checked again.
@@ -125,6 +144,56 @@ impl Totals {
 }
 
 impl TotalsState {
+    /// Pieces of one pool's part serve another's from now on; there the mapped runs change by `runs`, negative.
+    pub(crate) fn pages_moved(&mut self, bytes: u64, pieces: u64, from: (Part, PoolId), to: (Part, PoolId), runs: i64) {
+        self.pages.remaps += pieces;
+        self.pages.aliased_bytes += bytes as i64;
+        self.segment.change(from.0, runs);
+        let bytes = bytes as i64;
+        if from.0 != to.0 {
+            self.reserved_bytes.move_between(from.0, to.0, bytes);
+        }
+        if from.1 != to.1 {
+            if !from.1.is_default() {
+                self.pools.entry(from.1).or_default().decrease(from.0, bytes);
+            }
+            if !to.1.is_default() {
+                self.pools.entry(to.1).or_default().increase(to.0, bytes);
+            }
+        }
+    }
+
+    /// Promised bytes are handles now, mapped in `runs` more runs than before.
+    pub(crate) fn pages_made(&mut self, promised: u64, handles: i64, to: (Part, PoolId), runs: i64) {
+        self.growing -= promised;
+        self.device_allocs += handles;
+        self.segment.change(to.0, runs);
+        self.reserved_bytes.increase(to.0, promised as i64);
+        if !to.1.is_default() {
+            self.pools.entry(to.1).or_default().increase(to.0, promised as i64);
+        }
+    }
+
+    /// Bytes that are given up for a moment, to be taken again: nobody else may have them in between.
+    pub(crate) fn promise(&mut self, bytes: u64) {
+        self.growing += bytes;
+    }
+
+    /// They were not taken again.
+    pub(crate) fn unpromise(&mut self, bytes: u64) {
+        self.growing -= bytes;
+    }
+
+    /// A handle went back to the driver.
+    pub(crate) fn page_released(&mut self, bytes: u64, part: Part, pool: PoolId) {
+        self.device_frees += 1;
+        self.released_generation += 1;
+        self.reserved_bytes.decrease(part, bytes as i64);
+        if !pool.is_default() {
+            self.pools.entry(pool).or_default().decrease(part, bytes as i64);
+        }
+    }
+
     /// Bytes held from the driver or promised to growth under way.
     pub(crate) fn held(&self) -> u64 {
         self.reserved_bytes.all.current.max(0) as u64 + self.growing

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
-use gpupool_allocator::Policy;
+use gpupool_allocator::{Policy, Preset};
 use gpupool_replay::replay::DEFAULT_CAPACITY;
 
 use crate::units::parse_bytes;
@@ -39,12 +39,12 @@ pub(crate) struct Replay {
     /// The device: sim, cuda or cuda:N
     #[arg(long, default_value = "sim")]
     pub(crate) device: DeviceChoice,
-    /// The policy: segments, torch-2.15, torch-2.11, or all of them
+    /// The policy: segments, pages, torch-2.15, torch-2.11, or all of them
     #[arg(long, value_name = "NAME", default_value = "segments")]
     pub(crate) policy: PolicyChoice,
-    /// The preset of the policy `pages` (not in this version)
+    /// The preset of the policy `pages`: memory, balanced, latency
     #[arg(long, value_name = "PRESET")]
-    pub(crate) preset: Option<String>,
+    pub(crate) preset: Option<Preset>,
     /// The simulated device's memory, in bytes or with a unit (40GiB)
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value_t = DEFAULT_CAPACITY)]
     pub(crate) capacity: u64,

@@ -76,8 +76,8 @@ pub(crate) fn run(arguments: &Replay) -> Result<Verdict, Failure> {
 /// What this version does not do, and arguments that contradict each other.
 fn check(arguments: &Replay) -> Result<(), Failure> {
     let DeviceChoice::Sim = arguments.device;
-    if arguments.preset.is_some() {
-        return Err(Failure::Unavailable("--preset belongs to the policy `pages`, which is not in this version"));
+    if arguments.preset.is_some() && !arguments.policy.policies().contains(&Policy::Pages) {
+        return Err(Failure::Usage("--preset belongs to the policy `pages`"));
     }
     if arguments.html.is_some() {
         return Err(Failure::Unavailable(
@@ -119,6 +119,7 @@ fn read_with_notes(path: &Path) -> Result<WhatIf, Failure> {
 
 fn one(arguments: &Replay, trace: &Trace, policy: Policy) -> Result<Replayed, Failure> {
     let options = Options {
+        preset: arguments.preset.filter(|_| policy == Policy::Pages),
         capacity: arguments.capacity,
         iterations: arguments.iterations,
         completion_lag: arguments.completion_lag,

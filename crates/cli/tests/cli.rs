@@ -126,7 +126,7 @@ fn replay_tries_every_policy() {
     ]);
     let all = json(&output);
     let policies: Vec<&str> = all["traces"].as_array().unwrap().iter().map(|t| t["policy"].as_str().unwrap()).collect();
-    assert_eq!(policies, ["segments", "torch-2.15", "torch-2.11"]);
+    assert_eq!(policies, ["segments", "pages", "torch-2.15", "torch-2.11"]);
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn arguments_that_make_no_sense_are_status_2() {
     refused(&["replay", "--device", "cuda"], "this build has no CUDA device yet");
     refused(&["replay", "--device", "cuda:1"], "this build has no CUDA device yet");
     refused(&["replay", "--device", "tpu"], "a device is sim or cuda[:N]");
-    refused(&["replay", "--policy", "pages"], "not in this version");
+    refused(&["replay", "--policy", "pages", "--preset", "tight"], "unknown preset `tight`");
     refused(&["replay", "--policy", "stream-ordered"], "not in this version");
     refused(&["replay", "--policy", "best"], "best");
     refused(&["replay", "--preset", "memory"], "--preset belongs to the policy `pages`");

@@ -2,6 +2,22 @@
 
 use super::*;
 
+/// Bytes of a segment that could go: all of it if nothing is in use, or handles that lie wholly in one free block.
+fn idle_bytes(segment: &SegmentState) -> u64 {
+    if segment.backing != BackingKind::Pages {
+        return if segment.active() == 0 { segment.size } else { 0 };
+    }
+    let mut at = segment.address;
+    let mut sum = 0;
+    for bytes in &segment.handles {
+        let end = at.offset(*bytes);
+        let free = segment.blocks.iter().filter(|b| b.status == BlockStatus::Inactive);
+        sum += if free.clone().any(|b| b.address <= at && end <= b.address.offset(b.size)) { *bytes } else { 0 };
+        at = end;
+    }
+    sum
+}
+
 impl Machine {
     // Frees.
 
@@ -96,12 +112,12 @@ impl Machine {
             return Ok(());
         }
         let state = self.lab.allocator.state();
-        let idle = |s: &&SegmentState| s.active() == 0;
-        let kept: Vec<&SegmentState> = state.segments.iter().filter(idle).collect();
+        let kept: Vec<(&SegmentState, u64)> =
+            state.segments.iter().map(|s| (s, idle_bytes(s))).filter(|(_, n)| *n > 0).collect();
         let in_use = |id: PoolId| !id.is_default() && self.users(id) > 0;
-        let wrong = kept.iter().find(|s| !in_use(s.pool));
+        let wrong = kept.iter().find(|(s, _)| !in_use(s.pool));
         ensure(wrong.is_none(), || format!("the cache was emptied and {wrong:?} stayed"))?;
-        let held: u64 = kept.iter().map(|s| s.size).sum();
+        let held: u64 = kept.iter().map(|(_, n)| n).sum();
         ensure(trimmed.held_by_pools_bytes == held, || format!("{held} bytes are held by pools, not {trimmed:?}"))?;
         ensure(state.stats.active_bytes.all.current == state.stats.allocated_bytes.all.current, || {
             "blocks are still pending".to_owned()

@@ -6,7 +6,7 @@
 //! 1. blocks tile their segments, free ones are merged and found, and every counter equals a recount (design.md section 7, 1 and 2);
 //! 2. no two live blocks overlap, and the allocator's list of live blocks is the model's (3, 6);
 //! 3. a block's new owner comes after its last uses (3);
-//! 4. under `segments` a hit has made no driver call, nor has a free without recorded uses (7);
+//! 4. under `segments` and `pages` a hit has made no driver call, nor has a free without recorded uses (7);
 //! 5. what the device says is in use is what is reserved, and nothing was unmapped under work (catalogue 18);
 //! 6. a request that failed for want of memory had none: what is pinned by live blocks leaves no room for it.
 
@@ -18,10 +18,11 @@ mod requests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gpupool_allocator::state::{BlockStatus, SegmentState, State};
+use gpupool_allocator::config::VirtualMemory;
+use gpupool_allocator::state::{BackingKind, BlockStatus, SegmentState, State};
 use gpupool_allocator::{
-    AllocError, Config, Filter, FreeError, OutOfMemory, Part, Policy, PoolCheckpoint, PoolError, PoolId, Stream,
-    Trimmed,
+    AllocError, Config, Filter, FreeError, OutOfMemory, Part, Policy, PoolCheckpoint, PoolError, PoolId, Preset,
+    Stream, Trimmed,
 };
 use gpupool_device::{Address, Call, Device};
 use gpupool_sim_device::SimConfig;
@@ -217,6 +218,10 @@ impl Machine {
 
     fn bit_exact(&self) -> bool {
         self.config().policy().is_bit_exact()
+    }
+
+    fn pages(&self) -> bool {
+        self.config().policy() == Policy::Pages && self.config().virtual_memory() == VirtualMemory::WherePossible
     }
 
     fn stream(&self, number: u8) -> Stream<Watched> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use gpupool_device::{Address, Device, StreamHandle};
 
 use crate::allocation::Allocation;
+use crate::arena::Segment;
 use crate::captures::CaptureRegistry;
 use crate::config::{Allowed, Config, ConfigError, LimitSource, fraction_limit};
 use crate::driver::Driver;
@@ -24,6 +25,7 @@ use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
 use crate::sync::{Mutex, Rank};
 use crate::totals::{Limit, Totals};
+use crate::units::{UNIT, Units, to_bytes};
 
 /// A caching allocator for one device. Cheap to clone; a clone is the same allocator. All methods may be called from any thread.
 ///
@@ -232,11 +234,11 @@ impl<D: Device> Allocator<D> {
     pub fn base_allocation(&self, address: Address) -> Option<(Address, u64)> {
         self.inner.arenas().iter().find_map(|arena| {
             let state = arena.lock();
-            let found = state
-                .segments
-                .iter()
-                .find(|(_, s)| address >= s.memory.base && address.offset_from(s.memory.base) < s.memory.bytes);
-            found.map(|(_, s)| (s.memory.base, s.memory.bytes))
+            let inside = |s: &Segment| address >= s.memory.base && address.offset_from(s.memory.base) < s.memory.bytes;
+            let (_, found) = state.segments.iter().find(|(_, s)| inside(s))?;
+            let Some(table) = &found.pages else { return Some((found.memory.base, found.memory.bytes)) };
+            let (start, piece) = table.at((address.offset_from(found.memory.base) / UNIT) as Units)?;
+            Some((found.memory.base.offset(to_bytes(start)), piece.handle.bytes))
         })
     }
 
@@ -338,6 +340,16 @@ impl<D: Device> Allocator<D> {
     ///
     /// The driver's.
     pub fn available(&self) -> Result<u64, AllocError> {
+        let pages = self.inner.shared.rules.pages;
+        let paged: u64 = pages.map_or(0, |rules| {
+            let default = self.inner.default_arenas();
+            let free = default.iter().map(|a| {
+                let mut state = a.lock();
+                state.flush_bins(&a.counters);
+                state.free_page_bytes(rules.page_bytes(), |lane| a.is_default_slot(lane.slot))
+            });
+            free.sum()
+        });
         let idle: u64 = self
             .inner
             .arenas()
@@ -345,7 +357,8 @@ impl<D: Device> Allocator<D> {
             .filter(|a| a.holds_default)
             .flat_map(|a| a.idle_segments(|lane| a.is_default_slot(lane.slot)))
             .map(|i| i.bytes)
-            .sum();
+            .sum::<u64>()
+            + paged;
         let free = self.inner.shared.driver.mem_info()?.free.saturating_add(idle);
         let held = self.inner.shared.totals.lock().held();
         Ok(self.memory_limit().map_or(free, |l| free.min(l.bytes.saturating_sub(held).saturating_add(idle))))

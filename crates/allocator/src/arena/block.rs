@@ -28,6 +28,10 @@ pub(crate) enum BlockState {
     Free,
     /// In its stream's bin: free, but not merged.
     Binned,
+    /// Out of the index for a while: the driver is being called about it, or its old mapping is leaving (see [`crate::pages`]).
+    Held,
+    /// Addresses with no memory behind them.
+    Hole,
 }
 
 /// A part of a segment.

@@ -71,12 +71,13 @@ impl ArenaState {
             }
             return;
         }
+        self.stamp(id);
         self.merge(id, 0, 0, counters);
     }
 
     /// Merges a block that is in no index with its free neighbours and puts the result into the index. `counted` blocks and bytes
     /// of it are in `inactive_split` already.
-    pub(super) fn merge(&mut self, id: BlockId, counted: i64, counted_bytes: i64, counters: &ArenaCounters) {
+    pub(crate) fn merge(&mut self, id: BlockId, counted: i64, counted_bytes: i64, counters: &ArenaCounters) {
         let (mut blocks_change, mut bytes_change) = (-counted, -counted_bytes);
         let (prev, next) = (self.blocks[id].prev, self.blocks[id].next);
         for neighbour in [prev, next] {
@@ -108,6 +109,11 @@ impl ArenaState {
     /// Adds a free neighbour's range to `id`; the neighbour's record goes.
     fn absorb(&mut self, id: BlockId, neighbour: BlockId) {
         self.unindex(neighbour);
+        self.join(id, neighbour);
+    }
+
+    /// As [`absorb`](Self::absorb), for a neighbour that is in no index.
+    pub(crate) fn join(&mut self, id: BlockId, neighbour: BlockId) {
         let gone = self.blocks.remove(neighbour);
         let block = &mut self.blocks[id];
         block.size += gone.size;
@@ -142,6 +148,7 @@ impl ArenaState {
                 counters.came_out_of_bin(bytes);
                 // In no index while it is merged.
                 self.blocks[id].state = BlockState::Pending;
+                self.stamp(id);
                 self.merge(id, counted.0, counted.1, counters);
             }
         }

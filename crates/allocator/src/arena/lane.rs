@@ -104,6 +104,7 @@ impl ArenaState {
                         self.blocks[at].lane = lane;
                         // In no index while it is merged.
                         self.blocks[at].state = BlockState::Pending;
+                        self.stamp(at);
                         let block = &self.blocks[at];
                         let bytes = to_bytes(block.size) as i64;
                         let counted = if block.is_split() { (1, bytes) } else { (0, 0) };

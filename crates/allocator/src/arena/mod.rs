@@ -30,10 +30,12 @@ use crate::captures::Recording;
 use crate::counters::{ArenaCounters, PoolCounters};
 use crate::history::{Action, History};
 use crate::ids::{Part, PoolId};
+use crate::pages::Leaving;
 use crate::peaks::Publisher;
 use crate::shared::Shared;
 use crate::stream::StreamCore;
 use crate::sync::{Guard, Mutex, Rank};
+use crate::units::Units;
 
 pub(crate) use block::{Block, BlockId, BlockState, Blocks, NONE};
 pub(crate) use lane::{Lane, LaneKind};
@@ -53,6 +55,10 @@ pub(crate) struct ArenaRules {
     pub(crate) shared: bool,
     /// Whether freed blocks go to bins.
     pub(crate) bins: bool,
+    /// A large block's rest is kept as a block of its own if it has more bytes than this.
+    pub(crate) large_remainder: u64,
+    /// A page, if requests that would pin a larger handle than that have it cut first; else 0.
+    pub(crate) cuts_at: Units,
     /// Whether ties between blocks of equal size are broken by address, else by the age of the segment.
     pub(crate) tie_by_address: bool,
 }
@@ -89,6 +95,10 @@ pub(crate) struct ArenaState {
     pub(crate) deferred: Vec<BlockId>,
     pub(crate) repetition: Repetition,
     pub(crate) history: Arc<History>,
+    /// Ranges whose pieces have moved and that are still mapped.
+    pub(crate) leaving: Vec<Leaving>,
+    /// Set while a request is served that has been asked whether a handle should be cut for it.
+    pub(crate) uncut: bool,
 }
 
 /// An arena with its lock and its counters, which are read without the lock.
@@ -128,6 +138,8 @@ impl<D: Device> Arena<D> {
             deferred: Vec::new(),
             repetition: Repetition::default(),
             history: Arc::clone(&shared.history),
+            leaving: Vec::new(),
+            uncut: false,
         };
         let route = Mutex::new(Rank::Leaf, None);
         Self { shared, state: Mutex::new(Rank::Arena, state), counters: ArenaCounters::default(), holds_default, route }
@@ -185,12 +197,14 @@ impl<D: Device> Drop for Arena<D> {
                     .flat_map(|u| u.streams.iter().map(|u| Arc::clone(&u.core))),
             );
         }
+        streams.extend(state.leaving.iter().map(|l| Arc::clone(&l.core)));
         streams.sort_by_key(|s| s.id);
         streams.dedup_by_key(|s| s.id);
         for id in state.segments.iter().map(|(id, _)| id).collect::<Vec<_>>() {
             state.note_segment(id, Action::SegmentFree);
         }
         let segments = std::mem::take(&mut state.segments).into_all();
+        let leaving = std::mem::take(&mut state.leaving);
         if segments.is_empty() {
             return;
         }
@@ -202,9 +216,13 @@ impl<D: Device> Drop for Arena<D> {
                 return;
             }
         }
+        self.shared.drop_leaving(leaving);
         for segment in segments {
             let pool = state.slots.get(segment.slot as usize).map(|s| s.pool);
-            self.shared.give_back_or_strand(segment.memory, segment.part, pool);
+            match segment.pages {
+                Some(table) => self.shared.drop_pages(&segment.memory, *table, segment.part, pool.unwrap_or_default()),
+                None => self.shared.give_back_or_strand(segment.memory, segment.part, pool),
+            }
         }
     }
 }

@@ -2,16 +2,13 @@
 
 use gpupool_device::Address;
 
-use super::{ArenaState, Block, BlockId, BlockState, LaneKind, Memory, NONE, Segment};
+use super::{ArenaState, Backing, Block, BlockId, BlockState, LaneKind, Memory, NONE, Segment};
 use crate::captures::Range;
 use crate::counters::ArenaCounters;
 use crate::history::Action;
 use crate::ids::Part;
 use crate::index::Key;
 use crate::units::{Units, to_bytes, to_units};
-
-/// A large block's rest is kept as a block of its own if it is larger than this. Source: PyTorch's rule 1.5.
-const LARGE_REMAINDER: u64 = 1 << 20;
 
 /// A block that was handed out.
 #[derive(Clone, Copy, Debug)]
@@ -69,8 +66,20 @@ impl ArenaState {
         } else if found >= size.saturating_add(rules.non_split_slack) {
             return None;
         }
+        if self.rules.cuts_at > 0 && !self.uncut && self.pinned_piece(id, units, self.rules.cuts_at).is_some() {
+            // A handle is cut first: see `pages::cut`.
+            return None;
+        }
         self.unindex(id);
         Some(id)
+    }
+
+    /// As [`take`](Self::take), even where that pins a large handle.
+    pub(crate) fn take_uncut(&mut self, lane: u32, size: u64, counters: &ArenaCounters) -> Option<BlockId> {
+        self.uncut = true;
+        let taken = self.take_from(lane, None, size, false, counters);
+        self.uncut = false;
+        taken
     }
 
     /// Hands out a block that is in no index, splitting it where the rules say so.
@@ -89,7 +98,7 @@ impl ArenaState {
         let splits = !self.slots[slot].no_split
             && match part {
                 Part::Small => rest > 0,
-                Part::Large => size < self.rules.max_split && to_bytes(rest) > LARGE_REMAINDER,
+                Part::Large => size < self.rules.max_split && to_bytes(rest) > self.rules.large_remainder,
             };
         self.place(id, if splits { wanted } else { self.blocks[id].size }, counters);
         self.activate(id, requested, counters)
@@ -145,6 +154,13 @@ impl ArenaState {
     /// Cuts a block in two: `id` keeps the front, the tail becomes a free block of the same lane. The tail keeps the request size
     /// that the block had, as in PyTorch.
     pub(crate) fn split(&mut self, id: BlockId, front: Units) -> BlockId {
+        let tail = self.divide(id, front);
+        self.index(tail);
+        tail
+    }
+
+    /// As [`split`](Self::split), with the tail in no index.
+    pub(crate) fn divide(&mut self, id: BlockId, front: Units) -> BlockId {
         let block = &self.blocks[id];
         let tail = Block {
             offset: block.offset + front,
@@ -154,7 +170,7 @@ impl ArenaState {
             uses: NONE,
             left: NONE,
             right: NONE,
-            state: BlockState::Free,
+            state: BlockState::Held,
             ..block.clone()
         };
         let next = block.next;
@@ -165,7 +181,6 @@ impl ArenaState {
         let block = &mut self.blocks[id];
         block.next = tail;
         block.size = front;
-        self.index(tail);
         tail
     }
 
@@ -201,6 +216,7 @@ impl ArenaState {
             tie,
             idle_since: 0,
             idle_seen: None,
+            pages: None,
         });
         let id = self.blocks.insert(Block {
             requested: 0,
@@ -220,7 +236,9 @@ impl ArenaState {
         if let Some(s) = self.segments.get_mut(segment) {
             s.first = id;
         }
-        self.note_segment(segment, Action::SegmentAlloc);
+        if self.segments.get(segment).is_some_and(|s| !matches!(s.memory.backing, Backing::Pages)) {
+            self.note_segment(segment, Action::SegmentAlloc);
+        }
         Some(id)
     }
 

@@ -7,6 +7,7 @@ use gpupool_device::{Address, MemoryHandle};
 use super::BlockId;
 use crate::ids::{Part, StreamId};
 use crate::index::TieBreak;
+use crate::pages::PageTable;
 use crate::provider::SegmentProvider;
 
 /// What is behind a segment's addresses, and so how it is given back.
@@ -16,6 +17,8 @@ pub(crate) enum Backing {
     Plain,
     /// One physical handle mapped over the whole range: giving it back waits for nothing, so the device must be done with it.
     Handle(MemoryHandle),
+    /// Handles mapped in parts of it: see [`crate::pages`].
+    Pages,
     /// A pool's own provider.
     Provider(Arc<dyn SegmentProvider>),
 }
@@ -25,6 +28,7 @@ impl std::fmt::Debug for Backing {
         match self {
             Self::Plain => f.write_str("Plain"),
             Self::Handle(h) => write!(f, "Handle({})", h.0),
+            Self::Pages => f.write_str("Pages"),
             Self::Provider(_) => f.write_str("Provider"),
         }
     }
@@ -59,6 +63,8 @@ pub(crate) struct Segment {
     pub(crate) idle_since: u64,
     /// When decay first found it wholly free, since then.
     pub(crate) idle_seen: Option<u64>,
+    /// What is mapped, in a segment that is mapped in parts.
+    pub(crate) pages: Option<Box<PageTable>>,
 }
 
 /// An arena's segments, by index.

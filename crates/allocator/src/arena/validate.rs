@@ -48,6 +48,7 @@ impl ArenaState {
             let slot = self.slots.get(segment.slot as usize).filter(|s| s.in_use);
             slot.ok_or_else(|| format!("A5: segment {at} refers to pool slot {}", segment.slot))?;
             let (mut offset, mut prev, mut id, mut last_free) = (0u64, NONE, segment.first, None);
+            let mut mapped = 0;
             while id != NONE {
                 let b = &self.blocks[id];
                 seen += 1;
@@ -55,6 +56,23 @@ impl ArenaState {
                 if b.segment != at || u64::from(b.offset) != offset || b.prev != prev || b.size == 0 {
                     return Err(format!("A1: {place} has {b:?}"));
                 }
+                if matches!(b.state, BlockState::Hole | BlockState::Held) {
+                    last_free = None;
+                    let hole = b.state == BlockState::Hole;
+                    let known = segment.pages.as_ref().is_some_and(|t| t.holes().contains(&id));
+                    if known != hole || (hole && prev != NONE && self.blocks[prev].state == BlockState::Hole) {
+                        return Err(format!("G1: {place} is {:?}; known as a hole: {known}", b.state));
+                    }
+                    offset += u64::from(b.size);
+                    prev = id;
+                    id = b.next;
+                    continue;
+                }
+                let behind = segment.pages.as_ref().map(|t| t.covers(b.offset, b.offset + b.size));
+                if behind == Some(false) {
+                    return Err(format!("G1: {place} is not mapped throughout"));
+                }
+                mapped += u64::from(b.size);
                 let free_lane = (b.state == BlockState::Free).then_some(b.lane);
                 if free_lane.is_some() && free_lane == last_free {
                     return Err(format!("A2: {place} and its left neighbour are both free in one lane"));
@@ -85,11 +103,22 @@ impl ArenaState {
                             r.inactive_split_bytes += bytes;
                         }
                     }
-                    BlockState::Vacant => return Err(format!("A1: {place} is vacant")),
+                    BlockState::Vacant | BlockState::Hole | BlockState::Held => {
+                        return Err(format!("A1: {place} is vacant"));
+                    }
                 }
                 offset += u64::from(b.size);
                 prev = id;
                 id = b.next;
+            }
+            if let Some(table) = &segment.pages {
+                table.validate()?;
+                if table.mapped_bytes() != mapped * crate::units::UNIT {
+                    return Err(format!(
+                        "G2: {} bytes mapped in segment {at}, its blocks have {mapped} units",
+                        table.mapped_bytes()
+                    ));
+                }
             }
             if offset * crate::units::UNIT != segment.memory.bytes {
                 return Err(format!(

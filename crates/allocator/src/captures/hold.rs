@@ -70,6 +70,18 @@ pub struct Recording {
     pub(crate) first_new_segment: u64,
 }
 
+impl Recording {
+    /// Counts memory as new or reused, by its number.
+    fn count(&mut self, memory: Range, ordinal: u64) {
+        if ordinal >= self.first_new_segment {
+            self.new_segment_bytes += memory.bytes;
+        } else {
+            let used = self.written.iter().filter_map(|w| w.intersection(memory));
+            self.reused_bytes += used.map(|r| r.bytes).sum::<u64>();
+        }
+    }
+}
+
 /// A live block of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
@@ -225,13 +237,15 @@ impl<D: Device> HeldPool for Held<D> {
         };
         recorded.written = Range::merged(recorded.written);
         for (_, segment) in state.segments.iter().filter(|(_, s)| s.slot == self.pool.slot) {
-            let memory = Range { address: segment.memory.base, bytes: segment.memory.bytes };
-            if segment.memory.ordinal >= recorded.first_new_segment {
-                recorded.new_segment_bytes += memory.bytes;
-            } else {
-                let used = recorded.written.iter().filter_map(|w| w.intersection(memory));
-                recorded.reused_bytes += used.map(|r| r.bytes).sum::<u64>();
+            if let Some(table) = &segment.pages {
+                for (offset, piece) in table.iter() {
+                    let address = segment.memory.base.offset(to_bytes(offset));
+                    recorded.count(Range { address, bytes: piece.handle.bytes }, piece.ordinal);
+                }
+                continue;
             }
+            let memory = Range { address: segment.memory.base, bytes: segment.memory.bytes };
+            recorded.count(memory, segment.memory.ordinal);
         }
         recorded
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Policy, options};
+use super::{Policy, Preset, options};
 
 /// Bytes in a MiB, the unit that PyTorch's options call `mb`.
 pub(super) const MIB: u64 = 1 << 20;
@@ -14,6 +14,13 @@ pub enum ConfigError {
     /// No policy has this name.
     #[error("unknown policy `{name}`; the policies are {}", Listed(Policy::ALL.iter().map(|policy| policy.name())))]
     UnknownPolicy {
+        /// The name that was asked for, cut short where it is very long.
+        name: String,
+    },
+
+    /// No preset has this name.
+    #[error("unknown preset `{name}`; the presets of the policy `pages` are {}", Listed(Preset::ALL.iter().map(|preset| preset.name())))]
+    UnknownPreset {
         /// The name that was asked for, cut short where it is very long.
         name: String,
     },

@@ -31,7 +31,7 @@ mod settings;
 
 pub use error::{Allowed, ConfigError, Expected, Place};
 pub use options::{AcceptedOption, AcceptedWhy};
-pub use policy::Policy;
+pub use policy::{Policy, Preset};
 pub use rounding::Rounding;
 pub(crate) use settings::fraction_limit;
 
@@ -82,6 +82,7 @@ pub enum VirtualMemory {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     policy: Policy,
+    preset: Preset,
     rounding: Rounding,
     max_split_size: Option<u64>,
     /// `None` follows the large segment size.
@@ -112,6 +113,7 @@ impl Config {
         let own = !policy.is_bit_exact();
         Self {
             policy,
+            preset: Preset::default(),
             rounding: Rounding::default(),
             max_split_size: None,
             max_non_split_rounding: None,
@@ -197,6 +199,9 @@ impl Config {
 
     fn validate_policy(&self) -> Result<(), ConfigError> {
         let policy = self.policy;
+        if self.preset != Preset::default() && policy != Policy::Pages {
+            return Err(ConfigError::NoSuchSetting { setting: "preset", policy });
+        }
         if self.reject_over_fraction && policy == Policy::Torch211 {
             return Err(ConfigError::NoSuchSetting { setting: "reject_over_fraction", policy });
         }
@@ -245,7 +250,7 @@ mod tests {
     fn defaults_are_valid_and_as_documented() {
         for policy in Policy::ALL {
             let config = Config::new(*policy).build().unwrap();
-            let own = *policy == Policy::Segments;
+            let own = !policy.is_bit_exact();
             assert_eq!(config.policy(), *policy);
             assert_eq!((config.large_segment_size(), config.max_non_split_rounding()), (20 * MIB, 20 * MIB));
             assert_eq!((config.max_split_size(), config.trim_above(), config.memory_limit()), (None, None, None));

@@ -14,6 +14,9 @@ pub enum Policy {
     /// Segments from the driver, split and merged: this project's own rules, and the default.
     #[default]
     Segments,
+    /// Virtual ranges over physical handles: free memory is mapped where it is needed. Where a device has no virtual memory this is
+    /// [`Segments`](Self::Segments).
+    Pages,
     /// Bit for bit what PyTorch 2.15.0 does.
     Torch215,
     /// Bit for bit what PyTorch 2.11.0 does.
@@ -28,13 +31,14 @@ impl Policy {
     }
 
     /// Every policy of this version.
-    pub const ALL: &'static [Self] = &[Self::Segments, Self::Torch215, Self::Torch211];
+    pub const ALL: &'static [Self] = &[Self::Segments, Self::Pages, Self::Torch215, Self::Torch211];
 
     /// The name that [`Display`](fmt::Display) writes and [`FromStr`] reads.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Segments => "segments",
+            Self::Pages => "pages",
             Self::Torch215 => "torch-2.15",
             Self::Torch211 => "torch-2.11",
         }
@@ -44,9 +48,53 @@ impl Policy {
     #[must_use]
     pub const fn is_bit_exact(self) -> bool {
         match self {
-            Self::Segments => false,
+            Self::Segments | Self::Pages => false,
             Self::Torch215 | Self::Torch211 => true,
         }
+    }
+}
+
+/// How the policy `pages` weighs memory against the driver's time (see `docs/pages.md`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Preset {
+    /// The least memory: handles of one page, and every free page is used before any is asked of the driver.
+    Memory,
+    /// Handles of at most 32 MiB: nearly as tight, and growth costs a few milliseconds a GiB.
+    #[default]
+    Balanced,
+    /// One handle a request: growth at the price of a plain allocation; memory is moved only where the alternative is failure.
+    Latency,
+}
+
+impl Preset {
+    /// Every preset.
+    pub const ALL: &'static [Self] = &[Self::Memory, Self::Balanced, Self::Latency];
+
+    /// The name that [`Display`](fmt::Display) writes and [`FromStr`] reads.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Balanced => "balanced",
+            Self::Latency => "latency",
+        }
+    }
+}
+
+impl fmt::Display for Preset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Preset {
+    type Err = ConfigError;
+
+    /// Reads exactly the names of [`Preset::ALL`].
+    fn from_str(name: &str) -> Result<Self, ConfigError> {
+        let found = Self::ALL.iter().find(|preset| preset.name() == name);
+        found.copied().ok_or_else(|| ConfigError::UnknownPreset { name: excerpt(name) })
     }
 }
 
@@ -65,7 +113,6 @@ impl FromStr for Policy {
             return Ok(*policy);
         }
         match name {
-            "pages" => Err(ConfigError::PolicyNotInThisVersion { name: "pages" }),
             "stream-ordered" => Err(ConfigError::PolicyNotInThisVersion { name: "stream-ordered" }),
             _ => Err(ConfigError::UnknownPolicy { name: excerpt(name) }),
         }
@@ -87,7 +134,7 @@ mod tests {
 
     #[test]
     fn coming_policies_are_not_called_unknown() {
-        for name in ["pages", "stream-ordered"] {
+        for name in ["stream-ordered"] {
             let error = name.parse::<Policy>().unwrap_err();
             assert_eq!(error, ConfigError::PolicyNotInThisVersion { name });
             assert!(error.to_string().contains("not in this version"), "{error}");

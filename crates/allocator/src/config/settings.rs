@@ -1,6 +1,6 @@
 //! The settings one by one: what each means, its unit and its default.
 
-use super::{AcceptedOption, Config, LimitSource, Policy, Rounding, VirtualMemory, is_fraction};
+use super::{AcceptedOption, Config, LimitSource, Policy, Preset, Rounding, VirtualMemory, is_fraction};
 
 /// Reading.
 impl Config {
@@ -10,6 +10,12 @@ impl Config {
         self.policy
     }
 
+    /// How the policy `pages` weighs memory against the driver's time. Default: balanced. Other policies have no presets.
+    #[must_use]
+    pub const fn preset(&self) -> Preset {
+        self.preset
+    }
+
     /// How sizes of requests are rounded. Default: to a multiple of 512 bytes.
     #[must_use]
     pub const fn rounding(&self) -> &Rounding {
@@ -17,7 +23,7 @@ impl Config {
     }
 
     /// From this many bytes on, a block is oversize: never split, and never given to a request below that size. `None`, the
-    /// default: no block is.
+    /// default: no block is. Without effect under `pages`, which bring together what splitting takes apart.
     #[must_use]
     pub const fn max_split_size(&self) -> Option<u64> {
         self.max_split_size
@@ -274,6 +280,13 @@ impl Config {
     #[must_use]
     pub fn with_wait_for_recorded(mut self, on: bool) -> Self {
         self.wait_for_recorded = on;
+        self
+    }
+
+    /// Sets [`preset`](Self::preset). Only the policy `pages` has it.
+    #[must_use]
+    pub fn with_preset(mut self, preset: Preset) -> Self {
+        self.preset = preset;
         self
     }
 

@@ -3,6 +3,7 @@
 //! The rest of the crate reads [`Rules`]; no other code asks which policy it serves. To add a policy, add a module that fills
 //! [`Rules`] and a name in [`crate::config::Policy`].
 
+mod pages;
 mod segments;
 mod torch;
 
@@ -11,6 +12,7 @@ use gpupool_device::DeviceProperties;
 use crate::arena::ArenaRules;
 use crate::config::{Config, Policy};
 use crate::ladder::Rung;
+use crate::pages::PageRules;
 
 /// When the allocator considers itself inside a capture, so that it must not poll, record events or give memory back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +42,8 @@ pub(crate) struct Rules {
     pub(crate) single_arena: bool,
     /// Segments are virtual-memory handles of a multiple of this many bytes; plain driver allocations if `None`.
     pub(crate) handle_granularity: Option<u64>,
+    /// Memory is mapped in pieces that can be moved, by these rules; else a segment is one piece.
+    pub(crate) pages: Option<PageRules>,
     /// Completed events are looked for at every allocation, else when a search fails.
     pub(crate) poll_each_allocation: bool,
     /// Every free with recorded uses records its events at once, else several share one.
@@ -67,9 +71,13 @@ impl Rules {
             Policy::Torch215 => torch::rules_2_15(config),
             Policy::Torch211 => torch::rules_2_11(config),
             Policy::Segments => segments::rules(config, device),
+            Policy::Pages => pages::rules(config, device),
         }
     }
 }
+
+/// What a large block's rest must exceed to be a block of its own. Source: PyTorch's rule 1.5.
+const LARGE_REMAINDER: u64 = 1 << 20;
 
 fn arena_rules(config: &Config, shared: bool, bins: bool, tie_by_address: bool) -> ArenaRules {
     ArenaRules {
@@ -77,6 +85,8 @@ fn arena_rules(config: &Config, shared: bool, bins: bool, tie_by_address: bool) 
         non_split_slack: config.max_non_split_rounding(),
         shared,
         bins,
+        large_remainder: LARGE_REMAINDER,
+        cuts_at: 0,
         tie_by_address,
     }
 }

@@ -34,6 +34,7 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
         arena: arena_rules(config, false, true, false),
         single_arena: false,
         handle_granularity: handles.then_some(device.granularity),
+        pages: None,
         poll_each_allocation: false,
         event_each_free: false,
         streams_by_handle: false,

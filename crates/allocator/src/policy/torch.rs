@@ -22,6 +22,7 @@ pub(super) fn rules_2_15(config: &Config) -> Rules {
         arena: arena_rules(config, true, false, false),
         single_arena: true,
         handle_granularity: None,
+        pages: None,
         poll_each_allocation: true,
         event_each_free: true,
         streams_by_handle: true,

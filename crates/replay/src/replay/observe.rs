@@ -26,6 +26,11 @@ impl Level {
         self.peak = self.peak.max(self.now);
     }
 
+    fn set(&mut self, now: u64) {
+        self.now = now;
+        self.peak = self.peak.max(now);
+    }
+
     fn fall(&mut self, by: u64) {
         self.now = self.now.saturating_sub(by);
     }
@@ -107,6 +112,7 @@ impl<'a> Watch<'a> {
         for segment in &state.segments {
             if let Some(known) = gone.remove(&segment.ordinal) {
                 self.standing.insert(segment.ordinal, known);
+                self.segments[known.0].bytes = segment.size;
                 continue;
             }
             self.standing.insert(segment.ordinal, (self.segments.len(), segment.pool));
@@ -119,17 +125,11 @@ impl<'a> Watch<'a> {
                 released_at: None,
             });
         }
-        // What went is taken off first: the two may be one exchange.
-        for (index, pool) in gone.into_values() {
-            let segment = &mut self.segments[index];
-            segment.released_at = Some(self.counted);
-            self.reserved.fall(segment.bytes);
-            self.pools.entry(pool).or_default().reserved.fall(segment.bytes);
+        for (index, _) in gone.into_values() {
+            self.segments[index].released_at = Some(self.counted);
         }
         let before = self.reserved.peak;
-        let known = self.reserved_now();
-        let grown = known.saturating_sub(self.reserved.now);
-        self.reserved.rise(grown);
+        self.reserved.set(self.reserved_now());
         self.recount_pools();
         if self.wants_state && self.reserved.peak > before {
             self.at_peak = Some(state);
@@ -154,9 +154,11 @@ impl<'a> Watch<'a> {
         for (index, pool) in self.standing.values() {
             *now.entry(*pool).or_default() += self.segments[*index].bytes;
         }
+        for (pool, figures) in &mut self.pools {
+            figures.reserved.set(now.remove(pool).unwrap_or(0));
+        }
         for (pool, bytes) in now {
-            let level = &mut self.pools.entry(pool).or_default().reserved;
-            level.rise(bytes.saturating_sub(level.now));
+            self.pools.entry(pool).or_default().reserved.set(bytes);
         }
     }
 }

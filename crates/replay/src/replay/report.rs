@@ -14,6 +14,9 @@ pub struct Report {
     pub trace: String,
     /// The policy's name.
     pub policy: String,
+    /// The preset that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preset: Option<String>,
     /// The device, as a command line calls it.
     pub device: String,
     /// The device's own name.
@@ -81,10 +84,12 @@ pub struct Iteration {
     pub driver_us: f64,
     /// The most held of the driver.
     pub peak_reserved: u64,
-    /// Physical handles mapped somewhere else. No policy of this version does that.
+    /// Physical handles mapped somewhere else.
     pub remaps: u64,
-    /// Physical handles divided for it. No policy of this version does that.
+    /// Physical handles made anew as smaller ones.
     pub splits: u64,
+    /// Bytes of addresses reserved for movable memory at the turn's end.
+    pub address_bytes: u64,
 }
 
 /// A segment. In JSON a list `[ordinal, bytes, stream, pool, released_at]`.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpupool_allocator::config::ConfigError;
-use gpupool_allocator::{AllocError, Allocator, CaptureRegistry, Config, Policy, State};
+use gpupool_allocator::{AllocError, Allocator, CaptureRegistry, Config, PageStats, Policy, Preset, State};
 use gpupool_device::{Device, DriverError};
 use gpupool_sim_device::{Placement, SimConfig, SimDevice};
 
@@ -25,6 +25,8 @@ const ENOUGH_TIME: Duration = Duration::from_millis(1500);
 pub struct Options {
     /// The policy.
     pub policy: Policy,
+    /// The preset, where the policy has any.
+    pub preset: Option<Preset>,
     /// Bytes of memory that a simulated device has.
     pub capacity: u64,
     /// Turns over the trace that are reported, at least 1.
@@ -42,7 +44,7 @@ impl Options {
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         let capacity = DEFAULT_CAPACITY;
-        Self { policy, capacity, iterations: 1, completion_lag: 0, wants_state: false, timed: true }
+        Self { policy, preset: None, capacity, iterations: 1, completion_lag: 0, wants_state: false, timed: true }
     }
 }
 
@@ -159,6 +161,8 @@ struct Session<'a, D: ReplayDevice> {
     live: Vec<Option<gpupool_allocator::Allocation<Meter<D>>>>,
     ours: Ours<D>,
     meter: Arc<Meter<D>>,
+    /// What moving pages had taken when the turn began.
+    pages: PageStats,
 }
 
 impl<'a, D: ReplayDevice> Session<'a, D> {
@@ -170,6 +174,10 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
             conf: conf.to_owned(),
             problem: Box::new(problem),
         })?;
+        let config = match options.preset {
+            Some(preset) => config.with_preset(preset),
+            None => config,
+        };
         let plan = Plan::new(trace, options.completion_lag);
         let meter = Arc::new(Meter::new(device));
         let registry = Arc::new(CaptureRegistry::default());
@@ -177,7 +185,7 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
             .and_then(|allocator| Ours::new(allocator, trace, &plan))
             .map_err(|error| ReplayError::Allocator { trace: name(), error: Box::new(error) })?;
         let live = (0..trace.blocks.len()).map(|_| None).collect();
-        Ok(Self { trace, options, plan, live, ours, meter })
+        Ok(Self { trace, options, plan, live, ours, meter, pages: PageStats::default() })
     }
 
     fn whole(mut self, device: impl Fn() -> D, progress: &mut dyn FnMut(u64)) -> Result<Replayed, ReplayError> {
@@ -194,6 +202,7 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
         let mut report = Report {
             trace: trace.name().to_owned(),
             policy: self.options.policy.name().to_owned(),
+            preset: self.options.preset.map(|preset| preset.name().to_owned()),
             device: self.meter.device().label(),
             device_name: self.meter.properties().name.clone(),
             events,
@@ -205,7 +214,7 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
             utilization: if peak_reserved == 0 { 0.0 } else { peak_requested as f64 / peak_reserved as f64 },
             driver_calls: metered.calls.clone(),
             driver_us: metered.spent_ns as f64 / 1e3,
-            iterations: vec![iteration(metered, peak_reserved)],
+            iterations: vec![self.iteration(metered, peak_reserved)],
             segments,
             ns_per_event: None,
             timed_turns: 0,
@@ -245,7 +254,8 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
                 Err(_) => break,
             }
             if asked {
-                report.iterations.push(iteration(self.meter.read(), self.peak_reserved()));
+                let turn = self.iteration(self.meter.read(), self.peak_reserved());
+                report.iterations.push(turn);
             }
         }
         if self.options.timed && !times.is_empty() {
@@ -264,6 +274,7 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
         self.ours.finish(&self.plan, &mut self.live).map_err(failed)?;
         self.ours.allocator.reset_peak_stats();
         self.meter.reset();
+        self.pages = self.ours.allocator.stats().pages;
         Ok(())
     }
 
@@ -291,6 +302,18 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
         Ok(median(times))
     }
 
+    fn iteration(&self, metered: Metered, peak_reserved: u64) -> Iteration {
+        let pages = self.ours.allocator.stats().pages;
+        Iteration {
+            driver_us: metered.spent_ns as f64 / 1e3,
+            driver_calls: metered.calls,
+            peak_reserved,
+            remaps: pages.remaps - self.pages.remaps,
+            splits: pages.splits - self.pages.splits,
+            address_bytes: pages.address_bytes,
+        }
+    }
+
     fn peak_reserved(&self) -> u64 {
         u64::try_from(self.ours.allocator.stats().reserved_bytes.all.peak).unwrap_or(0)
     }
@@ -313,16 +336,6 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
 
     fn error(&self, index: usize, error: AllocError) -> ReplayError {
         ReplayError::Event { trace: self.trace.name().to_owned(), line: self.trace.line(index), error: Box::new(error) }
-    }
-}
-
-fn iteration(metered: Metered, peak_reserved: u64) -> Iteration {
-    Iteration {
-        driver_us: metered.spent_ns as f64 / 1e3,
-        driver_calls: metered.calls,
-        peak_reserved,
-        remaps: 0,
-        splits: 0,
     }
 }
 

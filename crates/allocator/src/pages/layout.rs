@@ -1,0 +1,162 @@
+//! Holes and held blocks: how a segment's blocks follow its pieces. All of it under the arena's lock.
+//!
+//! A *held* block is in no index and counts as nothing: nobody is served from it while the driver is called, or while its old mapping
+//! leaves. The last page of a segment is never mapped, so every block of it has a neighbour.
+
+use crate::arena::{ArenaState, Backing, Block, BlockId, BlockState, Memory, NONE, Segment};
+use crate::counters::ArenaCounters;
+use crate::pages::table::{PageTable, Piece};
+use crate::units::{Units, to_bytes, to_units};
+
+impl ArenaState {
+    /// Adds a reserved range as one hole. `None` beyond 2 TiB.
+    pub(crate) fn add_hole(&mut self, memory: Memory, lane: u32) -> Option<u32> {
+        debug_assert!(matches!(memory.backing, Backing::Pages));
+        let id = self.add_segment(memory, lane)?;
+        let segment = self.blocks[id].segment;
+        self.blocks[id].state = BlockState::Hole;
+        let mut table = PageTable::default();
+        table.hole_made(id);
+        self.segments.get_mut(segment)?.pages = Some(Box::new(table));
+        Some(segment)
+    }
+
+    pub(crate) fn pages_of(&mut self, id: BlockId) -> Option<&mut PageTable> {
+        self.segments.get_mut(self.blocks[id].segment)?.pages.as_deref_mut()
+    }
+
+    pub(crate) fn end_of(&self, id: BlockId) -> Units {
+        self.blocks[id].offset + self.blocks[id].size
+    }
+
+    /// Takes a range out of a free block that is in its index: the range is held, what is left of the block stays free.
+    pub(crate) fn hold(&mut self, id: BlockId, start: Units, end: Units, counters: &ArenaCounters) -> BlockId {
+        let part = self.lanes[self.blocks[id].lane as usize].part;
+        self.unindex(id);
+        let mut pieces = -1;
+        let mut at = id;
+        if start > self.blocks[id].offset {
+            at = self.divide(id, start - self.blocks[id].offset);
+            self.index(id);
+            pieces += 1;
+        }
+        if end < self.end_of(at) {
+            let tail = self.divide(at, end - start);
+            self.index(tail);
+            pieces += 1;
+        }
+        self.blocks[at].state = BlockState::Held;
+        counters.split(part, pieces, -(to_bytes(end - start) as i64));
+        at
+    }
+
+    /// A held block is free: it merges with its neighbours. Returns what it has become.
+    pub(crate) fn unhold(&mut self, id: BlockId, counters: &ArenaCounters) -> BlockId {
+        debug_assert!(self.blocks[id].state == BlockState::Held);
+        self.merge(id, 0, 0, counters);
+        id
+    }
+
+    /// Takes the front of a hole, as a held block of `lane`.
+    pub(crate) fn fill(&mut self, hole: BlockId, units: Units, lane: u32) -> BlockId {
+        if let Some(table) = self.pages_of(hole) {
+            table.hole_gone(hole);
+        }
+        if units < self.blocks[hole].size {
+            let rest = self.divide(hole, units);
+            self.blocks[rest].state = BlockState::Hole;
+            if let Some(table) = self.pages_of(rest) {
+                table.hole_made(rest);
+            }
+        }
+        self.blocks[hole].state = BlockState::Held;
+        self.blocks[hole].lane = lane;
+        hole
+    }
+
+    /// A held block has nothing behind it any more: it is a hole, joined with holes beside it.
+    pub(crate) fn empty(&mut self, id: BlockId) {
+        debug_assert!(self.blocks[id].state == BlockState::Held);
+        for neighbour in [self.blocks[id].prev, self.blocks[id].next] {
+            if neighbour != NONE && self.blocks[neighbour].state == BlockState::Hole {
+                if let Some(table) = self.pages_of(neighbour) {
+                    table.hole_gone(neighbour);
+                }
+                self.join(id, neighbour);
+            }
+        }
+        let lane = self.segments.get(self.blocks[id].segment).map(|s| s.lane);
+        let block = &mut self.blocks[id];
+        block.state = BlockState::Hole;
+        block.lane = lane.unwrap_or(block.lane);
+        if let Some(table) = self.pages_of(id) {
+            table.hole_made(id);
+        }
+    }
+
+    /// Enters pieces one after the other from an offset of a segment on. Returns by how much the number of mapped runs changed.
+    pub(crate) fn enter(&mut self, segment: u32, mut offset: Units, pieces: impl IntoIterator<Item = Piece>) -> i64 {
+        let Some(table) = self.segments.get_mut(segment).and_then(|s| s.pages.as_deref_mut()) else { return 0 };
+        let before = table.runs();
+        for piece in pieces {
+            let units = piece.units;
+            table.insert(offset, piece);
+            offset += units;
+        }
+        table.runs() - before
+    }
+
+    /// Takes the pieces of a held block out. Returns them with their offsets, and the change in runs.
+    pub(crate) fn lift(&mut self, id: BlockId) -> (Vec<(Units, Piece)>, i64) {
+        let (start, end) = (self.blocks[id].offset, self.end_of(id));
+        let Some(table) = self.pages_of(id) else { return (Vec::new(), 0) };
+        let before = table.runs();
+        let offsets: Vec<Units> = table.within(start, end).map(|(at, _)| at).collect();
+        let pieces = offsets.into_iter().filter_map(|at| Some((at, table.remove(at)?))).collect();
+        (pieces, table.runs() - before)
+    }
+
+    /// The whole pieces of a free block: offset and piece.
+    pub(crate) fn whole_pieces(&self, id: BlockId) -> impl Iterator<Item = (Units, &Piece)> {
+        let block = &self.blocks[id];
+        let table = self.segments.get(block.segment).and_then(|s| s.pages.as_deref());
+        table.into_iter().flat_map(move |t| t.within(block.offset, block.offset + block.size))
+    }
+
+    /// The free blocks of a lane that may hold whole pieces, smallest first. O(free blocks of the lane).
+    pub(crate) fn paged_blocks(&self, lane: u32, page: Units) -> Vec<BlockId> {
+        let order = self.lanes[lane as usize].index.in_order(&self.blocks);
+        let first = order.partition_point(|id| self.blocks[*id].size < page);
+        let paged = |id: &BlockId| self.segments.get(self.blocks[*id].segment).is_some_and(|s| s.pages.is_some());
+        order[first..].iter().copied().filter(paged).collect()
+    }
+
+    /// Bytes in whole pieces that nobody uses, and in wholly free segments of other kinds, of the lanes that `pick` accepts.
+    pub(crate) fn free_page_bytes(&self, page: u64, pick: impl Fn(&crate::arena::Lane) -> bool) -> u64 {
+        let Some(page) = to_units(page) else { return 0 };
+        let lanes = self.lanes.iter().enumerate().filter(|(_, l)| l.in_use && pick(l));
+        let blocks = lanes.flat_map(|(at, _)| self.paged_blocks(at as u32, page));
+        blocks.map(|id| self.whole_pieces(id).map(|(_, p)| p.handle.bytes).sum::<u64>()).sum()
+    }
+
+    /// Whether the last reference to a segment of pages may go: it is one hole.
+    pub(crate) fn is_empty_range(&self, segment: &Segment) -> bool {
+        let block = &self.blocks[segment.first];
+        segment.pages.is_some() && block.state == BlockState::Hole && !block.is_split()
+    }
+
+    /// Takes a segment out that is one hole.
+    pub(crate) fn remove_range(&mut self, at: u32) -> Option<Segment> {
+        let first = self.segments.get(at).filter(|s| self.is_empty_range(s))?.first;
+        self.blocks.remove(first);
+        self.segments.remove(at)
+    }
+
+    /// Stamps the pieces that a block lies in: what used it is done once its lane's stream has passed that (G4).
+    pub(crate) fn stamp(&mut self, id: BlockId) {
+        let Block { segment, offset, size, lane, .. } = self.blocks[id];
+        if let Some(table) = self.segments.get_mut(segment).and_then(|s| s.pages.as_deref_mut()) {
+            table.stamp(offset, offset + size, self.lanes[lane as usize].core.stamp());
+        }
+    }
+}

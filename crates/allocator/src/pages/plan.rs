@@ -1,0 +1,189 @@
+//! Decisions: where a request goes, which free pieces are moved for it, and how large new handles are.
+
+use super::cost;
+use crate::arena::{ArenaState, BlockId, BlockState, LaneKind, NONE};
+use crate::units::{Units, to_bytes};
+
+/// What a preset decides (see `docs/pages.md`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PageRules {
+    /// The granularity.
+    pub(crate) page: Units,
+    /// New handles are at most this large.
+    pub(crate) largest: Units,
+    /// Nanoseconds that a page kept from the driver is worth.
+    pub(crate) worth: u64,
+    /// Growth takes what a segment would, so that small requests do not each ask the driver.
+    pub(crate) in_segments: bool,
+    /// How much a repetition may take beyond what the pass before it took, in 1/1000 of that.
+    pub(crate) slack: u64,
+}
+
+impl PageRules {
+    pub(crate) fn page_bytes(&self) -> u64 {
+        to_bytes(self.page)
+    }
+
+    /// Whether cutting a free handle where a block will end is worth its calls: what the block would pin beyond its own pages is.
+    pub(crate) fn cut_pays(&self, start: Units, units: Units, end: Units) -> bool {
+        let rest = start + units - end.next_multiple_of(self.page).min(start + units);
+        let cost = cost::unmap(to_bytes(units)) + cost::release(to_bytes(units)) + 3 * cost::make(to_bytes(units));
+        u64::from(rest / self.page).saturating_mul(self.worth) >= cost
+    }
+
+    pub(crate) fn round_up(&self, units: u64) -> u64 {
+        units.next_multiple_of(u64::from(self.page))
+    }
+}
+
+/// Where a request goes: the front of a hole, with what is free beside it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) hole: BlockId,
+    pub(crate) segment: u32,
+    /// A free block that ends where the hole begins.
+    pub(crate) before: Option<BlockId>,
+    /// A free block that begins where the hole ends, if the whole hole is filled.
+    pub(crate) after: Option<BlockId>,
+    /// What must be mapped, and what could be.
+    pub(crate) needs: Units,
+    pub(crate) room: Units,
+}
+
+/// A piece that could be moved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) block: BlockId,
+    pub(crate) block_units: Units,
+    pub(crate) offset: Units,
+    pub(crate) units: Units,
+    pub(crate) since: u64,
+}
+
+impl ArenaState {
+    /// The hole of a pool's part that leaves the least to be mapped for `size`; among equals the smallest. O(holes).
+    ///
+    /// Segments belong to one lane, `of`, so that what is free in one joins.
+    pub(crate) fn target(&self, rules: &PageRules, of: u32, lanes: &[u32], size: Units) -> Option<Target> {
+        let mut best: Option<(Units, Units, Target)> = None;
+        for (segment, s) in self.segments.iter().filter(|(_, s)| s.lane == of) {
+            let Some(table) = &s.pages else { continue };
+            for &hole in table.holes() {
+                let block = &self.blocks[hole];
+                let last = block.next == NONE;
+                let room = block.size - if last { rules.page } else { 0 };
+                let free = |id: BlockId| {
+                    let usable = id != NONE
+                        && self.blocks[id].state == BlockState::Free
+                        && lanes.contains(&self.blocks[id].lane);
+                    usable.then_some(id)
+                };
+                let before = free(block.prev);
+                let first = before.map_or(0, |b| self.blocks[b].size);
+                let missing = rules.round_up(u64::from(size.saturating_sub(first)));
+                let after =
+                    free(block.next).filter(|a| before.is_none_or(|b| self.blocks[b].lane == self.blocks[*a].lane));
+                let second = after.map_or(0, |a| self.blocks[a].size);
+                let (needs, after) = if missing <= u64::from(room) {
+                    (missing as Units, after.filter(|_| missing == u64::from(room)))
+                } else if room > 0
+                    && after.is_some()
+                    && u64::from(first) + u64::from(room) + u64::from(second) >= u64::from(size)
+                {
+                    (room, after)
+                } else {
+                    continue;
+                };
+                if needs == 0 {
+                    continue;
+                }
+                let target = Target { hole, segment, before, after, needs, room };
+                if best.is_none_or(|(n, r, _)| (needs, room) < (n, r)) {
+                    best = Some((needs, room, target));
+                }
+            }
+        }
+        best.map(|(.., target)| target)
+    }
+
+    /// Whether free pieces of a lane may move: not where captures may know their addresses (G5).
+    pub(crate) fn may_move(&self, lane: u32) -> bool {
+        let l = &self.lanes[lane as usize];
+        l.in_use && l.kind == LaneKind::Stream && !self.is_baked(l.slot)
+    }
+
+    /// Whether captures used a pool slot.
+    pub(crate) fn is_baked(&self, slot: u32) -> bool {
+        self.lanes.iter().any(|l| l.in_use && l.slot == slot && l.kind != LaneKind::Stream)
+    }
+
+    /// Every whole piece in a free block of these lanes. O(free blocks and their pieces).
+    pub(crate) fn candidates(&self, page: Units, lanes: &[u32]) -> Vec<Candidate> {
+        let mut out = Vec::new();
+        for lane in lanes {
+            for id in self.paged_blocks(*lane, page) {
+                let block_units = self.blocks[id].size;
+                out.extend(self.whole_pieces(id).map(|(offset, p)| Candidate {
+                    block: id,
+                    block_units,
+                    offset,
+                    units: p.units,
+                    since: p.since,
+                }));
+            }
+        }
+        out
+    }
+}
+
+/// Chooses pieces for `wanted` units: the largest that fit, each handle costing about the same, and out of the smallest blocks, which are
+/// of the least use to others; at last the smallest piece that covers what is still missing, if it exceeds
+/// that by at most `spare`. Returns what is still missing.
+pub(crate) fn choose(mut from: Vec<Candidate>, wanted: Units, spare: Units, out: &mut Vec<Candidate>) -> Units {
+    from.sort_unstable_by_key(|c| (std::cmp::Reverse(c.units), c.block_units, c.block, c.offset));
+    let mut missing = wanted;
+    let mut cover: Option<Candidate> = None;
+    for candidate in from {
+        if missing == 0 {
+            break;
+        }
+        if candidate.units <= missing {
+            missing -= candidate.units;
+            out.push(candidate);
+        } else if cover.is_none_or(|c| candidate.units < c.units) {
+            cover = Some(candidate);
+        }
+    }
+    if missing > 0
+        && let Some(cover) = cover.filter(|c| c.units - missing <= spare)
+    {
+        out.push(cover);
+        missing = missing.saturating_sub(cover.units);
+    }
+    missing
+}
+
+/// The sizes of new handles for `units` from `start` on, where the block for a request will end at `end`: whole pages before that page in
+/// handles of at most `largest`, the page itself, and what is beyond it.
+pub(crate) fn handle_sizes(rules: &PageRules, start: Units, units: Units, end: Units) -> Vec<Units> {
+    let mut out = Vec::new();
+    let stop = start + units;
+    let boundary = end / rules.page * rules.page;
+    let mut cut = |from: Units, to: Units| {
+        let mut at = from;
+        while at < to {
+            let size = (to - at).min(rules.largest);
+            out.push(size);
+            at += size;
+        }
+    };
+    if end.is_multiple_of(rules.page) || boundary < start || boundary >= stop {
+        cut(start, boundary.clamp(start, stop));
+        cut(boundary.clamp(start, stop), stop);
+    } else {
+        cut(start, boundary);
+        cut(boundary, boundary + rules.page);
+        cut(boundary + rules.page, stop);
+    }
+    out
+}

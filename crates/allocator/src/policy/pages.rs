@@ -1,0 +1,60 @@
+//! `pages`: virtual ranges over physical handles of several sizes; free ones are mapped where they are needed. See `docs/pages.md`.
+
+use gpupool_device::DeviceProperties;
+
+use super::{Rules, segments};
+use crate::config::{Config, Preset, VirtualMemory};
+use crate::ladder::{Rung, Step, Then};
+use crate::pages::{Haste, PageRules};
+use crate::units::{Units, to_units};
+
+/// A fit that would pin a large handle comes first: it is a hit that costs a driver call. Then what costs nothing, what moving and growing
+/// costs, and last what waits for the GPU.
+const LADDER: &[Rung] = &[
+    Rung { step: Step::Cut, then: Then::SearchAgain },
+    Rung { step: Step::EmptyBins, then: Then::SearchAgain },
+    Rung { step: Step::CaptureOrder, then: Then::SearchAgain },
+    Rung { step: Step::CompletedEvents, then: Then::SearchAgain },
+    Rung { step: Step::WaitOnStream, then: Then::SearchAgain },
+    Rung { step: Step::Reclaimers, then: Then::SearchAgain },
+    Rung { step: Step::GarbageCollection, then: Then::SearchAgain },
+    Rung { step: Step::TakeFromRetired, then: Then::GoOn },
+    Rung { step: Step::ReservedAhead, then: Then::GoOn },
+    Rung { step: Step::Assemble(Haste::Usual), then: Then::GoOn },
+    Rung { step: Step::Assemble(Haste::Short), then: Then::GoOn },
+    Rung { step: Step::Grow { retry: false }, then: Then::GoOn },
+    Rung { step: Step::OverflowPools, then: Then::GoOn },
+    Rung { step: Step::ReleaseIdle { wait: false }, then: Then::SearchAgain },
+    Rung { step: Step::WaitForPending, then: Then::SearchAgain },
+    Rung { step: Step::Assemble(Haste::Waiting), then: Then::GoOn },
+    Rung { step: Step::ReleaseIdle { wait: true }, then: Then::SearchAgain },
+];
+
+/// The decisions of `pages`. Where the device has no virtual memory they are those of `segments`.
+pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
+    let rules = segments::rules(config, device);
+    let page = to_units(device.granularity.next_multiple_of(512)).unwrap_or(4096);
+    if !device.virtual_memory || config.virtual_memory() == VirtualMemory::Never {
+        return rules;
+    }
+    let pages = preset(config.preset(), page);
+    let mut arena = rules.arena;
+    // A large free run may always be carved up: pages bring together what that takes apart.
+    (arena.max_split, arena.non_split_slack) = (u64::MAX, u64::MAX);
+    // Every rest is of use: what comes next may grow over its page.
+    arena.large_remainder = 0;
+    arena.cuts_at = if pages.largest > page { page } else { 0 };
+    Rules { arena, pages: Some(pages), ladder: LADDER, ..rules }
+}
+
+/// The presets: the largest handle, what a page kept from the driver is worth in nanoseconds, and how a repetition may grow.
+fn preset(preset: Preset, page: Units) -> PageRules {
+    const MIB: Units = 2048;
+    match preset {
+        Preset::Memory => PageRules { page, largest: page, worth: u64::MAX, in_segments: false, slack: 30 },
+        Preset::Balanced => {
+            PageRules { page, largest: page.max(32 * MIB), worth: 80_000, in_segments: false, slack: 50 }
+        }
+        Preset::Latency => PageRules { page, largest: Units::MAX, worth: 0, in_segments: true, slack: 1_000 },
+    }
+}
