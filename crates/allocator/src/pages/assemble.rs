@@ -45,6 +45,13 @@ struct Source<D: Device> {
     since: u64,
 }
 
+/// Where other free pieces may be: the default pool of an arena, or a pool that nobody uses.
+struct Elsewhere<D: Device> {
+    arena: Arc<Arena<D>>,
+    slot: u32,
+    pool: Option<PoolId>,
+}
+
 /// What is being put together. It ends in [`Inner::enter_assembly`] or in [`Inner::undo`].
 struct Assembly<D: Device> {
     target: Target,
@@ -262,15 +269,15 @@ impl<D: Device> Inner<D> {
         mut missing: Units,
         wait: bool,
     ) -> Result<Units, AllocError> {
-        let mut places: Vec<(Arc<Arena<D>>, Option<u32>, Option<PoolId>)> = Vec::new();
+        let mut places: Vec<Elsewhere<D>> = Vec::new();
         for arena in self.default_arenas() {
-            places.push((arena, Some(0), None));
+            places.push(Elsewhere { arena, slot: 0, pool: None });
         }
         for pool in self.pools.freeable() {
             self.join_eager(&pool, wait)?;
-            places.push((Arc::clone(&pool.arena), Some(pool.slot), Some(pool.id)));
+            places.push(Elsewhere { arena: Arc::clone(&pool.arena), slot: pool.slot, pool: Some(pool.id) });
         }
-        for (arena, slot, pool) in places {
+        for Elsewhere { arena, slot, pool } in places {
             if missing == 0 {
                 break;
             }
@@ -281,7 +288,7 @@ impl<D: Device> Inner<D> {
                     continue;
                 }
                 state.flush_bins(&arena.counters);
-                let lanes = state.lanes.iter().enumerate().filter(|(_, l)| l.in_use && Some(l.slot) == slot);
+                let lanes = state.lanes.iter().enumerate().filter(|(_, l)| l.in_use && l.slot == slot);
                 lanes.map(|(at, l)| (at as u32, Arc::clone(&l.core))).collect()
             };
             for (lane, core) in lanes {
