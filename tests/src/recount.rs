@@ -152,7 +152,7 @@ fn counters(state: &State, strictness: Strictness) -> Result<(), String> {
     sums.active_bytes.expect("active_bytes", &stats.active_bytes)?;
     sums.inactive_split_bytes.expect("inactive_split_bytes", &stats.inactive_split_bytes)?;
     sums.requested_bytes.expect("requested_bytes", &stats.requested_bytes)?;
-    let binned = (stats.binned.current, stats.binned_bytes.current);
+    let binned = (stats.binned, stats.binned_bytes);
     ensure(binned == sums.binned, || format!("binned is {binned:?}, a recount gives {:?}", sums.binned))?;
     ensure(stats.oversize_allocations.current == sums.oversize, || {
         format!("oversize_allocations is {}, a recount gives {}", stats.oversize_allocations.current, sums.oversize)
@@ -205,12 +205,9 @@ pub fn adds_up(state: &State) -> Result<(), String> {
             check(name, stat)?;
         }
     }
-    for (name, stat) in [
-        ("oversize_allocations", stats.oversize_allocations),
-        ("oversize_segments", stats.oversize_segments),
-        ("binned", stats.binned),
-        ("binned_bytes", stats.binned_bytes),
-    ] {
+    for (name, stat) in
+        [("oversize_allocations", stats.oversize_allocations), ("oversize_segments", stats.oversize_segments)]
+    {
         check(name, stat)?;
     }
     if state.policy == Policy::Pages {

@@ -55,6 +55,7 @@ impl<D: Device> Allocation<D> {
         Self { owner: None, address: Address::NULL, size: 0, requested: 0 }
     }
 
+    #[inline]
     pub(crate) fn new(served: Served<D>, requested: u64) -> Self {
         let Served { arena, handed, borrower } = served;
         Self {
@@ -187,7 +188,20 @@ impl<D: Device> Allocation<D> {
 }
 
 impl<D: Device> Drop for Allocation<D> {
+    #[inline]
     fn drop(&mut self) {
+        if let Some(Owner::Block(b)) = &self.owner
+            && b.arena.bin_free(b.block, b.generation, b.borrower.as_deref())
+        {
+            return;
+        }
+        self.drop_the_long_way();
+    }
+}
+
+impl<D: Device> Allocation<D> {
+    #[inline(never)]
+    fn drop_the_long_way(&mut self) {
         if let Err(e) = self.release() {
             tracing::debug!(error = %e, "a handle outlived its block");
         }

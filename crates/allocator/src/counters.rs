@@ -10,7 +10,7 @@ use crate::ids::Part;
 use crate::peaks::{Peak, Telling};
 
 /// How many figures of an arena have peaks.
-pub(crate) const FIGURES: usize = 24;
+pub(crate) const FIGURES: usize = 22;
 
 /// One figure over time, under PyTorch's names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -189,6 +189,12 @@ impl CounterArray {
         this.peak.note(current) | self.peak.note(current + other.current())
     }
 
+    /// A part was increased. Whether some figure is above its ceiling.
+    fn note(&self, part: Part) -> bool {
+        let this = &self.parts[part.index()];
+        this.peak.note(this.current()) | self.peak.note(self.current())
+    }
+
     #[inline]
     pub(crate) fn decrease(&self, part: Part, n: i64) {
         self.parts[part.index()].decrease(n);
@@ -247,9 +253,8 @@ pub(crate) struct ActiveCounters {
 }
 
 impl ActiveCounters {
-    /// Blocks of a part were handed out: `handed` has counted them already. Whether some figure is above its ceiling now.
-    #[inline]
-    fn increased(&self, part: Part, handed: &CounterArray) -> bool {
+    /// Blocks of a part were handed out, and `handed` has counted them. Whether some figure is above its ceiling.
+    fn note(&self, part: Part, handed: &CounterArray) -> bool {
         let here = self.in_part(part.index(), handed);
         let other = self.in_part(1 - part.index(), handed);
         self.peaks[part.index()].note(here) | self.peak.note(here + other)
@@ -289,6 +294,24 @@ impl ActiveCounters {
     }
 }
 
+/// What is handed out may be this much without being anything new: blocks, bytes, bytes asked for. At most what [`Peak`]s say, so that one
+/// comparison stands for those of what is handed out and of what is active.
+#[derive(Debug, Default)]
+struct Watch {
+    parts: [[AtomicI64; 3]; 2],
+    all: [AtomicI64; 3],
+}
+
+impl Watch {
+    /// Counts `n` in, and says whether that may be something new.
+    #[inline]
+    fn passed(&self, at: usize, part: Part, array: &CounterArray, n: i64) -> bool {
+        let here = array.parts[part.index()].add(n);
+        let all = here + array.parts[1 - part.index()].current();
+        (here > self.parts[part.index()][at].load(Relaxed)) | (all > self.all[at].load(Relaxed))
+    }
+}
+
 /// What an arena counts. Written under the arena's lock.
 #[derive(Debug, Default)]
 pub(crate) struct ArenaCounters {
@@ -301,8 +324,8 @@ pub(crate) struct ArenaCounters {
     inactive_split_bytes: CounterArray,
     oversize_allocations: Counter,
     /// Blocks parked in bins, and their bytes.
-    binned: Counter,
-    binned_bytes: Counter,
+    binned: [AtomicI64; 2],
+    watch: Watch,
     pub(crate) telling: Telling,
 }
 
@@ -317,20 +340,61 @@ pub(crate) struct ArenaStats {
     pub(crate) inactive_split_bytes: StatArray,
     pub(crate) requested_bytes: StatArray,
     pub(crate) oversize_allocations: Stat,
-    pub(crate) binned: Stat,
-    pub(crate) binned_bytes: Stat,
+    pub(crate) binned: i64,
+    pub(crate) binned_bytes: i64,
 }
 
 impl ArenaCounters {
     /// A block was handed out.
     #[inline]
     pub(crate) fn handed_out(&self, part: Part, bytes: i64, requested: i64) {
-        let above = self.allocation.increase(part, 1)
-            | self.allocated_bytes.increase(part, bytes)
-            | self.requested_bytes.increase(part, requested)
-            | self.active.increased(part, &self.allocation)
-            | self.active_bytes.increased(part, &self.allocated_bytes);
+        let new = self.watch.passed(0, part, &self.allocation, 1)
+            | self.watch.passed(1, part, &self.allocated_bytes, bytes)
+            | self.watch.passed(2, part, &self.requested_bytes, requested);
+        if new {
+            self.note_handed_out(part);
+        }
+    }
+
+    /// Some figure may be at a new peak, or above its ceiling.
+    #[cold]
+    #[inline(never)]
+    fn note_handed_out(&self, part: Part) {
+        let above = self.allocation.note(part)
+            | self.allocated_bytes.note(part)
+            | self.requested_bytes.note(part)
+            | self.active.note(part, &self.allocation)
+            | self.active_bytes.note(part, &self.allocated_bytes);
         self.telling.note(above);
+        self.rewatch();
+    }
+
+    /// Works out again which figures of what is handed out are nothing new. After a ceiling was lowered, a peak reset, or more is pending.
+    pub(crate) fn rewatch(&self) {
+        let pairs = [
+            (&self.allocation, Some(&self.active)),
+            (&self.allocated_bytes, Some(&self.active_bytes)),
+            (&self.requested_bytes, None),
+        ];
+        for (at, (handed, active)) in pairs.into_iter().enumerate() {
+            let least = |own: &Peak, of_active: Option<(&Peak, i64)>| {
+                let active = of_active.map_or(i64::MAX, |(peak, pending)| peak.watch().saturating_sub(pending));
+                own.watch().min(active)
+            };
+            let pending = active.map_or([0; 2], |a| [0, 1].map(|part| a.pending[part].current()));
+            for (part, pending) in pending.into_iter().enumerate() {
+                let watch = least(&handed.parts[part].peak, active.map(|a| (&a.peaks[part], pending)));
+                self.watch.parts[part][at].store(watch, Relaxed);
+            }
+            let watch = least(&handed.peak, active.map(|a| (&a.peak, pending[0] + pending[1])));
+            self.watch.all[at].store(watch, Relaxed);
+        }
+    }
+
+    /// Whether nothing of a part is handed out.
+    #[inline]
+    pub(crate) fn is_unused(&self, part: Part) -> bool {
+        self.allocation.part(part).current() == 0
     }
 
     /// A block was freed, and is free.
@@ -347,6 +411,7 @@ impl ArenaCounters {
         self.allocated_bytes.decrease(part, bytes);
         self.active.pending[part.index()].increase(1);
         self.active_bytes.pending[part.index()].increase(bytes);
+        self.rewatch();
     }
 
     /// A pending block is free.
@@ -363,18 +428,31 @@ impl ArenaCounters {
         self.telling.note(above);
     }
 
-    /// A block went into a bin.
+    /// A block went into a bin; `split` if its segment holds others too.
     #[inline]
-    pub(crate) fn went_into_bin(&self, bytes: i64) {
-        let above = self.binned.increase(1) | self.binned_bytes.increase(bytes);
-        self.telling.note(above);
+    pub(crate) fn went_into_bin(&self, part: Part, bytes: i64, split: bool) {
+        self.bin(1, bytes);
+        if split {
+            let above = self.inactive_split.increase(part, 1) | self.inactive_split_bytes.increase(part, bytes);
+            self.telling.note(above);
+        }
     }
 
-    /// A block came out of a bin.
     #[inline]
-    pub(crate) fn came_out_of_bin(&self, bytes: i64) {
-        self.binned.decrease(1);
-        self.binned_bytes.decrease(bytes);
+    fn bin(&self, blocks: i64, bytes: i64) {
+        let [count, sum] = &self.binned;
+        count.store(count.load(Relaxed) + blocks, Relaxed);
+        sum.store(sum.load(Relaxed) + bytes, Relaxed);
+    }
+
+    /// A block came out of a bin; `split` if it is no longer one of the free blocks in segments that hold others too.
+    #[inline]
+    pub(crate) fn came_out_of_bin(&self, part: Part, bytes: i64, split: bool) {
+        self.bin(-1, -bytes);
+        if split {
+            self.inactive_split.decrease(part, 1);
+            self.inactive_split_bytes.decrease(part, bytes);
+        }
     }
 
     /// A block of at least the split limit was handed out.
@@ -414,8 +492,8 @@ impl ArenaCounters {
             inactive_split_bytes: self.inactive_split_bytes.read(),
             requested_bytes: self.requested_bytes.read(),
             oversize_allocations: self.oversize_allocations.read(),
-            binned: self.binned.read(),
-            binned_bytes: self.binned_bytes.read(),
+            binned: self.binned().0,
+            binned_bytes: self.binned().1,
         }
     }
 
@@ -429,10 +507,6 @@ impl ArenaCounters {
         ]
     }
 
-    fn single(&self) -> [&Counter; 3] {
-        [&self.oversize_allocations, &self.binned, &self.binned_bytes]
-    }
-
     /// Every figure that has a peak, in the order of [`Stats::of_arenas`](crate::Stats).
     pub(crate) fn figures(&self) -> [(i64, &Peak); FIGURES] {
         let arrays = [
@@ -444,18 +518,13 @@ impl ArenaCounters {
             self.inactive_split_bytes.figures(),
             self.requested_bytes.figures(),
         ];
-        let [oversize, binned, binned_bytes] = self.single().map(Counter::figure);
-        std::array::from_fn(|at| match at {
-            21 => oversize,
-            22 => binned,
-            23 => binned_bytes,
-            _ => arrays[at / 3][at % 3],
-        })
+        let oversize = self.oversize_allocations.figure();
+        std::array::from_fn(|at| arrays.get(at / 3).map_or(oversize, |array| array[at % 3]))
     }
 
     /// Blocks in bins, and their bytes.
     pub(crate) fn binned(&self) -> (i64, i64) {
-        (self.binned.current(), self.binned_bytes.current())
+        (self.binned[0].load(Relaxed), self.binned[1].load(Relaxed))
     }
 
     /// Live blocks of at least the split limit.
@@ -465,7 +534,7 @@ impl ArenaCounters {
 
     pub(crate) fn reset_accumulated(&self) {
         self.arrays().into_iter().for_each(CounterArray::reset_accumulated);
-        self.single().into_iter().for_each(Counter::reset_accumulated);
+        self.oversize_allocations.reset_accumulated();
         self.active.reset_accumulated();
         self.active_bytes.reset_accumulated();
     }

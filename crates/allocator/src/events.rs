@@ -31,6 +31,14 @@ impl<D: Device> Shared<D> {
 }
 
 impl<D: Device> Arena<D> {
+    /// The usual free: nothing unusual is under way, nothing but its own stream used the block, and its bin takes it. Whether that was so;
+    /// if not, nothing has changed and [`free`](Self::free) must do it.
+    #[inline]
+    pub(crate) fn bin_free(&self, id: BlockId, generation: u32, on: Option<&StreamCore>) -> bool {
+        self.shared.attention() & (RECORDS | QUARANTINES) == 0
+            && self.lock().bin_free(id, generation, on, &self.counters)
+    }
+
     /// Frees a block: at once when nothing but its own stream used it, else once the recorded streams are done with it.
     ///
     /// O(1) or O(log n); events are recorded with no lock held.

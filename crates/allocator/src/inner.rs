@@ -303,6 +303,23 @@ impl<D: Device> Inner<D> {
         }
     }
 
+    /// The usual request: nothing unusual is under way, and the stream's bin holds a block of its size. `None`, with nothing changed, if
+    /// the long way must be taken.
+    #[inline]
+    pub(crate) fn bin_hit(&self, requested: u64, stream: &Stream<D>) -> Option<Served<D>> {
+        let (shared, arena) = (&*self.shared, &stream.arena);
+        // Bytes of zero are none of these, since one less is the most there is.
+        let usual =
+            requested.wrapping_sub(1) < ABSURD - 1 && stream.core.allocator == self.id && stream.core.is_usable();
+        if !usual || shared.attention() != 0 || !shared.context.scopes.is_empty() || !shared.registry.is_quiet() {
+            return None;
+        }
+        let size = shared.config.rounding().round(requested);
+        let lane = stream.lane + u32::from(size > SMALL_LIMIT);
+        let handed = arena.lock().bin_hit(lane, size, requested, &arena.counters)?;
+        Some(Served { arena: Arc::clone(arena), handed, borrower: None })
+    }
+
     /// Serves a request of more than zero bytes.
     pub(crate) fn alloc(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Served<D>, AllocError> {
         let mut status = None;
@@ -351,6 +368,10 @@ impl<D: Device> Inner<D> {
         if !state.lanes[(lane + part) as usize].in_use {
             // The capture has just ended.
             return None;
+        }
+        if let Some(handed) = state.bin_hit(lane + part, size, requested, &arena.counters) {
+            drop(state);
+            return Some(Served { arena, handed, borrower: Some(Arc::clone(&stream.core)) });
         }
         let block = state.take_from(lane + part, Some(neutral + part), size, false, &arena.counters)?;
         let handed = state.hand_out(block, size, requested, &arena.counters)?;

@@ -56,6 +56,11 @@ impl Peak {
         current > self.ceiling.load(Relaxed)
     }
 
+    /// What is nothing new.
+    pub(crate) fn watch(&self) -> i64 {
+        self.watch.load(Relaxed)
+    }
+
     /// The most there was since the last reset.
     pub(crate) fn most(&self) -> i64 {
         self.most.load(Relaxed)
@@ -136,6 +141,7 @@ impl<D: Device> Peaks<D> {
             peak.set_ceiling(current);
             *sum += current;
         }
+        arena.counters.rewatch();
         arena.counters.telling.always.store(self.every_change, Relaxed);
         arena.counters.telling.due.store(self.every_change, Relaxed);
         books.arenas.push(Arc::downgrade(arena));
@@ -154,6 +160,7 @@ impl<D: Device> Peaks<D> {
             *sum -= peak.ceiling.load(Relaxed);
             peak.set_ceiling(i64::MAX);
         }
+        arena.counters.rewatch();
         arena.counters.telling.always.store(false, Relaxed);
         arena.counters.telling.due.store(false, Relaxed);
     }
@@ -179,6 +186,7 @@ impl<D: Device> Peaks<D> {
                     wanting.push(at);
                 }
             }
+            arena.counters.rewatch();
         }
         let seen = if wanting.is_empty() { Vec::new() } else { self.sweep(&mut books, &wanting) };
         drop(books);
@@ -216,6 +224,7 @@ impl<D: Device> Peaks<D> {
             books.ceilings[*at] = sum;
             self.peaks[*at].fetch_max(sum, Relaxed);
         }
+        arenas.iter().for_each(|arena| arena.counters.rewatch());
         drop((held, figures));
         arenas
     }
@@ -249,5 +258,6 @@ impl ArenaCounters {
     /// Sets what the arena had at most to what it has now. Under the arena's lock.
     pub(crate) fn reset_peaks(&self) {
         self.figures().into_iter().for_each(|(current, peak)| peak.reset(current));
+        self.rewatch();
     }
 }

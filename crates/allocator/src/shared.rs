@@ -33,6 +33,8 @@ pub(crate) const AGES: u8 = 1;
 pub(crate) const RECORDS: u8 = 2;
 /// Freed blocks wait for all streams.
 pub(crate) const QUARANTINES: u8 = 4;
+/// There are no bins: always so, or never.
+pub(crate) const BINLESS: u8 = 8;
 
 /// Memory half given back: the pieces that the driver would not take.
 #[derive(Debug, Default)]
@@ -62,7 +64,7 @@ pub(crate) struct Shared<D: Device> {
     /// What stands for no stream in the lanes of free blocks between captures.
     pub(crate) neutral: Arc<StreamCore>,
     pub(crate) registry: Arc<CaptureRegistry>,
-    /// What a request or a free must look at beside the usual: [`AGES`], [`RECORDS`], [`QUARANTINES`].
+    /// What a request or a free must look at beside the usual: [`AGES`], [`RECORDS`], [`QUARANTINES`], [`BINLESS`].
     attention: AtomicU8,
     pub(crate) history: Arc<History>,
     next_ordinal: AtomicU64,
@@ -79,7 +81,8 @@ impl<D: Device> Shared<D> {
         registry: Arc<CaptureRegistry>,
     ) -> Self {
         let clock = Arc::clone(driver.device());
-        let attention = AtomicU8::new(if config.quarantine() { QUARANTINES } else { 0 });
+        let binless = if rules.arena.bins && config.caching() && !rules.poll_each_allocation { 0 } else { BINLESS };
+        let attention = AtomicU8::new(binless | if config.quarantine() { QUARANTINES } else { 0 });
         let peaks = Peaks::new(config.exact_peaks());
         Self {
             driver,

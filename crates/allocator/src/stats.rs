@@ -56,10 +56,10 @@ pub struct Stats {
     pub max_split_size: i64,
     /// Reserved bytes of every private pool that ever had a segment.
     pub private_pools: BTreeMap<PoolId, StatArray>,
-    /// Free blocks parked in bins.
-    pub binned: Stat,
+    /// Free blocks parked in bins, now.
+    pub binned: i64,
     /// Their bytes; part of the free bytes.
-    pub binned_bytes: Stat,
+    pub binned_bytes: i64,
     /// What moving pages took.
     pub pages: PageStats,
     /// Moves whenever an address goes back to the driver: graphs captured over foreign memory must then be checked again.
@@ -85,8 +85,7 @@ impl Stats {
             &mut self.inactive_split_bytes,
             &mut self.requested_bytes,
         ];
-        let single = [&mut self.oversize_allocations, &mut self.binned, &mut self.binned_bytes];
-        arrays.into_iter().flat_map(StatArray::each).chain(single)
+        arrays.into_iter().flat_map(StatArray::each).chain([&mut self.oversize_allocations])
     }
 
     fn add_arena(&mut self, counters: &ArenaCounters) {
@@ -99,8 +98,8 @@ impl Stats {
         self.inactive_split_bytes.add(c.inactive_split_bytes);
         self.requested_bytes.add(c.requested_bytes);
         self.oversize_allocations.add(c.oversize_allocations);
-        self.binned.add(c.binned);
-        self.binned_bytes.add(c.binned_bytes);
+        self.binned += c.binned;
+        self.binned_bytes += c.binned_bytes;
     }
 
     /// Bytes in segments that are neither live nor pending.

@@ -64,6 +64,7 @@ impl StreamCore {
         }
     }
 
+    #[inline]
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
     }
@@ -75,6 +76,7 @@ impl StreamCore {
     }
 
     /// Whether the calling thread may allocate on the stream.
+    #[inline]
     pub(crate) fn is_usable(&self) -> bool {
         !self.is_retired() && self.is_reachable()
     }

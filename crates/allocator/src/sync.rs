@@ -5,6 +5,10 @@
 //!
 //! No driver call, callback or user code runs under any of them.
 //!
+//! An arena's lock is a [`QuickMutex`], which is given back with a plain store: half the price of a lock that keeps a list of who waits.
+//! It is held for O(log n) at a time, and mostly by the one thread that uses the stream; a thread that finds it taken looks again a few
+//! times and then lets others run. It knows no priorities and no fairness. All other locks are off the hit path and let waiters sleep.
+//!
 //! Built with `--cfg gpupool_shuttle` the locks and the atomics that threads meet at are a model checker's, which tries other orders of
 //! the threads at each of them (`tests/tests/shuttle.rs`). It runs all threads on one, so ranks are not checked then.
 
@@ -32,6 +36,7 @@ use shuttle::sync::{Mutex as Inner, MutexGuard as InnerGuard};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Rank {
     Peaks,
+    #[cfg_attr(any(not(debug_assertions), gpupool_shuttle), allow(dead_code))]
     Arena,
     Pool,
     Totals,
@@ -98,13 +103,6 @@ impl<T> Mutex<T> {
         Guard { inner: locked(&self.inner), rank: self.rank }
     }
 
-    /// As [`lock`](Self::lock), while others of the same rank are held: only for who holds the lock of the peaks, and with it the right to.
-    pub(crate) fn lock_beside_others(&self) -> Guard<'_, T> {
-        #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
-        order::take_beside_others(self.rank);
-        Guard { inner: locked(&self.inner), rank: self.rank }
-    }
-
     pub(crate) fn get_mut(&mut self) -> &mut T {
         exclusive(&mut self.inner)
     }
@@ -131,6 +129,105 @@ fn exclusive<T>(mutex: &mut Inner<T>) -> &mut T {
     mutex.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+#[cfg(not(gpupool_shuttle))]
+mod quick {
+    /// What a thread does that waits for a [`QuickMutex`](super::QuickMutex).
+    pub(crate) struct LetOthersRun;
+
+    /// How often it looks before it lets other threads run.
+    const LOOKS: u32 = 32;
+
+    impl spin::RelaxStrategy for LetOthersRun {
+        fn relax() {
+            (0..LOOKS).for_each(|_| std::hint::spin_loop());
+            std::thread::yield_now();
+        }
+    }
+
+    pub(super) type Inner<T> = spin::mutex::SpinMutex<T, LetOthersRun>;
+    pub(super) type InnerGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
+}
+#[cfg(gpupool_shuttle)]
+mod quick {
+    pub(super) use shuttle::sync::{Mutex as Inner, MutexGuard as InnerGuard};
+}
+
+/// A mutex of an arena's rank for what is held shortly and mostly by one thread.
+pub(crate) struct QuickMutex<T> {
+    inner: quick::Inner<T>,
+}
+
+impl<T> QuickMutex<T> {
+    #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
+    const RANK: Rank = Rank::Arena;
+
+    pub(crate) fn new(value: T) -> Self {
+        Self { inner: quick::Inner::new(value) }
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> QuickGuard<'_, T> {
+        #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
+        order::take(Self::RANK);
+        self.taken()
+    }
+
+    /// As [`lock`](Self::lock), while others of the same rank are held: only for who holds the lock of the peaks, and with it the right to.
+    pub(crate) fn lock_beside_others(&self) -> QuickGuard<'_, T> {
+        #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
+        order::take_beside_others(Self::RANK);
+        self.taken()
+    }
+
+    #[cfg(not(gpupool_shuttle))]
+    #[inline]
+    fn taken(&self) -> QuickGuard<'_, T> {
+        QuickGuard { inner: self.inner.lock() }
+    }
+
+    #[cfg(gpupool_shuttle)]
+    fn taken(&self) -> QuickGuard<'_, T> {
+        QuickGuard { inner: locked(&self.inner) }
+    }
+
+    #[cfg(not(gpupool_shuttle))]
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        self.inner.get_mut()
+    }
+
+    #[cfg(gpupool_shuttle)]
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        exclusive(&mut self.inner)
+    }
+}
+
+/// Gives the lock back when dropped.
+pub(crate) struct QuickGuard<'a, T> {
+    inner: quick::InnerGuard<'a, T>,
+}
+
+impl<T> Deref for QuickGuard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> DerefMut for QuickGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+}
+
+#[cfg(all(debug_assertions, not(gpupool_shuttle)))]
+impl<T> Drop for QuickGuard<'_, T> {
+    fn drop(&mut self) {
+        order::give(QuickMutex::<T>::RANK);
+    }
+}
+
 /// Gives the lock back when dropped.
 pub(crate) struct Guard<'a, T> {
     inner: InnerGuard<'a, T>,
@@ -140,6 +237,7 @@ pub(crate) struct Guard<'a, T> {
 
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
+    #[inline]
     fn deref(&self) -> &T {
         &self.inner
     }

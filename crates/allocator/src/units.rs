@@ -7,6 +7,7 @@ pub(crate) const UNIT: u64 = 512;
 pub(crate) type Units = u32;
 
 /// `bytes`, a multiple of [`UNIT`], in units; `None` beyond 2 TiB.
+#[inline]
 pub(crate) fn to_units(bytes: u64) -> Option<Units> {
     debug_assert!(bytes.is_multiple_of(UNIT), "{bytes} is not a multiple of {UNIT}");
     Units::try_from(bytes / UNIT).ok()

@@ -176,7 +176,16 @@ impl<D: Device> Allocator<D> {
     /// # Errors
     ///
     /// See [`AllocError`]. A failed call changes no live block, route or handle; cached memory may have been given back.
+    #[inline]
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
+        match self.inner.bin_hit(bytes, stream) {
+            Some(served) => Ok(Allocation::new(served, bytes)),
+            None => self.alloc_the_long_way(bytes, stream),
+        }
+    }
+
+    #[inline(never)]
+    fn alloc_the_long_way(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
         if bytes == 0 {
             return Ok(Allocation::null());
         }

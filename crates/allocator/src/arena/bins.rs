@@ -7,7 +7,7 @@
 //! * **N2** A lane bins at most [`MAX_BLOCKS`] blocks and [`MAX_BYTES`] bytes a bin; what exceeds that is merged at once.
 //! * **N3** Bins are emptied before the arena asks for more memory.
 
-use super::{BlockId, Blocks, NONE};
+use super::{Block, BlockId, Blocks, NONE};
 use crate::units::{Units, to_bytes};
 
 const SLOTS: usize = 64;
@@ -45,6 +45,7 @@ impl Bins {
     }
 
     /// Takes a block of exactly `size`. O(1).
+    #[inline]
     pub(crate) fn pop(&mut self, blocks: &Blocks, size: Units) -> Option<BlockId> {
         let bin = &mut self.slots[slot_of(size)];
         if bin.size != size || bin.count == 0 {
@@ -58,8 +59,9 @@ impl Bins {
     }
 
     /// Keeps a block, unless its bin is full or holds another size. O(1).
-    pub(crate) fn push(&mut self, blocks: &mut Blocks, id: BlockId) -> bool {
-        let size = blocks[id].size;
+    #[inline]
+    pub(crate) fn push(&mut self, block: &mut Block, id: BlockId) -> bool {
+        let size = block.size;
         let bin = &mut self.slots[slot_of(size)];
         if bin.count == 0 {
             bin.size = size;
@@ -67,7 +69,7 @@ impl Bins {
         } else if bin.size != size || bin.count >= MAX_BLOCKS || u64::from(bin.count + 1) * to_bytes(size) > MAX_BYTES {
             return false;
         }
-        blocks[id].right = bin.head;
+        block.right = bin.head;
         bin.head = id;
         bin.count += 1;
         self.count += 1;

@@ -60,6 +60,7 @@ pub(crate) struct Block {
 
 impl Block {
     /// Whether the segment holds other blocks than this one.
+    #[inline]
     pub(crate) fn is_split(&self) -> bool {
         self.prev != NONE || self.next != NONE
     }
@@ -113,6 +114,11 @@ impl Blocks {
         self.records.get(id as usize).filter(|b| b.generation == generation && b.state != BlockState::Vacant)
     }
 
+    #[inline]
+    pub(crate) fn get_mut(&mut self, id: BlockId) -> Option<&mut Block> {
+        self.records.get_mut(id as usize)
+    }
+
     /// Records in use.
     pub(crate) fn len(&self) -> usize {
         self.used as usize
@@ -131,12 +137,14 @@ impl Blocks {
 
 impl std::ops::Index<BlockId> for Blocks {
     type Output = Block;
+    #[inline]
     fn index(&self, id: BlockId) -> &Block {
         &self.records[id as usize]
     }
 }
 
 impl std::ops::IndexMut<BlockId> for Blocks {
+    #[inline]
     fn index_mut(&mut self, id: BlockId) -> &mut Block {
         &mut self.records[id as usize]
     }

@@ -57,18 +57,15 @@ impl ArenaState {
 
     /// Puts a block that nobody uses into its lane's bin, or merges and indexes it.
     fn put_free(&mut self, id: BlockId, counters: &ArenaCounters) {
-        self.repetition.block_freed(counters);
-        let block = &self.blocks[id];
-        let lane = &mut self.lanes[block.lane as usize];
-        let (part, bytes, split) = (lane.part, to_bytes(block.size) as i64, block.is_split());
+        let lane = &mut self.lanes[self.blocks[id].lane as usize];
+        let part = lane.part;
+        self.repetition.block_freed(part, counters);
+        let block = &mut self.blocks[id];
         if let Some(bins) = &mut lane.bins
-            && bins.push(&mut self.blocks, id)
+            && bins.push(block, id)
         {
-            self.blocks[id].state = BlockState::Binned;
-            counters.went_into_bin(bytes);
-            if split {
-                counters.split(part, 1, bytes);
-            }
+            block.state = BlockState::Binned;
+            counters.went_into_bin(part, to_bytes(block.size) as i64, block.is_split());
             return;
         }
         self.stamp(id);
@@ -145,7 +142,8 @@ impl ArenaState {
                 let block = &self.blocks[id];
                 let bytes = to_bytes(block.size) as i64;
                 let counted = if block.is_split() { (1, bytes) } else { (0, 0) };
-                counters.came_out_of_bin(bytes);
+                // It is counted with the free blocks until it is merged.
+                counters.came_out_of_bin(self.lanes[lane].part, bytes, false);
                 // In no index while it is merged.
                 self.blocks[id].state = BlockState::Pending;
                 self.stamp(id);

@@ -14,6 +14,7 @@
 mod bins;
 mod block;
 mod free;
+mod hot;
 mod lane;
 mod place;
 mod repetition;
@@ -34,7 +35,7 @@ use crate::pages::Leaving;
 use crate::peaks::Publisher;
 use crate::shared::Shared;
 use crate::stream::StreamCore;
-use crate::sync::{Guard, Mutex, Rank};
+use crate::sync::{Mutex, QuickGuard, QuickMutex, Rank};
 use crate::units::Units;
 
 pub(crate) use block::{Block, BlockId, BlockState, Blocks, NONE};
@@ -104,7 +105,7 @@ pub(crate) struct ArenaState {
 /// An arena with its lock and its counters, which are read without the lock.
 pub(crate) struct Arena<D: Device> {
     pub(crate) shared: Arc<Shared<D>>,
-    state: Mutex<ArenaState>,
+    state: QuickMutex<ArenaState>,
     pub(crate) counters: ArenaCounters,
     /// Slot 0 is the default pool's.
     pub(crate) holds_default: bool,
@@ -142,7 +143,7 @@ impl<D: Device> Arena<D> {
             uncut: false,
         };
         let route = Mutex::new(Rank::Leaf, None);
-        Self { shared, state: Mutex::new(Rank::Arena, state), counters: ArenaCounters::default(), holds_default, route }
+        Self { shared, state: QuickMutex::new(state), counters: ArenaCounters::default(), holds_default, route }
     }
 
     /// The arena's lock.
@@ -152,7 +153,7 @@ impl<D: Device> Arena<D> {
     }
 
     /// The lock, for who holds that of the peaks.
-    pub(crate) fn lock_beside_others(&self) -> Guard<'_, ArenaState> {
+    pub(crate) fn lock_beside_others(&self) -> QuickGuard<'_, ArenaState> {
         self.state.lock_beside_others()
     }
 }
@@ -160,7 +161,7 @@ impl<D: Device> Arena<D> {
 /// Holds an arena's lock. What that changed is told after the lock was given back.
 pub(crate) struct ArenaGuard<'a, D: Device> {
     // Dropped first.
-    state: Guard<'a, ArenaState>,
+    state: QuickGuard<'a, ArenaState>,
     _publisher: Publisher<'a, D>,
 }
 

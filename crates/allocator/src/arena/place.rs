@@ -46,7 +46,8 @@ impl ArenaState {
         if let Some(bins) = &mut lanes[lane as usize].bins
             && let Some(id) = bins.pop(blocks, units)
         {
-            counters.came_out_of_bin(size as i64);
+            // It is counted with the free blocks until it is placed.
+            counters.came_out_of_bin(lanes[lane as usize].part, size as i64, false);
             return Some(id);
         }
         let best = |lane: u32| lanes[lane as usize].index.best_fit(blocks, segments, units);

@@ -6,6 +6,7 @@
 //! trimming, in rounder steps, and the driver is asked no more after a turn or two.
 
 use crate::counters::ArenaCounters;
+use crate::ids::Part;
 
 /// A repetition may want this part (a fiftieth, 2%) more than the pass before it.
 const MARGIN: i64 = 50;
@@ -24,9 +25,10 @@ pub(crate) struct Repetition {
 }
 
 impl Repetition {
-    /// A block became free.
-    pub(super) fn block_freed(&mut self, counters: &ArenaCounters) {
-        if counters.active_blocks() == 0 {
+    /// A block of this part became free.
+    #[inline]
+    pub(super) fn block_freed(&mut self, part: Part, counters: &ArenaCounters) {
+        if counters.is_unused(part) && counters.active_blocks() == 0 {
             self.of_peak = Some(counters.active_bytes().1);
         }
     }

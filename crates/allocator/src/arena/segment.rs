@@ -94,6 +94,7 @@ impl Segments {
         Some(segment)
     }
 
+    #[inline]
     pub(crate) fn get(&self, id: u32) -> Option<&Segment> {
         self.slots.get(id as usize)?.as_ref()
     }

@@ -52,6 +52,7 @@ impl Rounding {
 
     /// The entry that serves a request of `bytes`.
     #[must_use]
+    #[inline]
     pub const fn entry_of(bytes: u64) -> usize {
         let log = bytes.checked_ilog2();
         match log {
@@ -72,8 +73,8 @@ impl Rounding {
     /// assert_eq!(four.round(100_000_000), 100_663_296);
     /// # Ok::<(), gpupool_allocator::config::ConfigError>(())
     /// ```
-    #[inline]
     #[must_use]
+    #[inline]
     pub const fn round(&self, bytes: u64) -> u64 {
         if bytes <= QUANTUM {
             return QUANTUM;
