@@ -25,6 +25,15 @@ pub enum ConfigError {
         name: String,
     },
 
+    /// A `name=value` pair that cannot be read.
+    #[error("`{pair}` is not a setting: expected {expected}")]
+    Setting {
+        /// The pair, cut short where it is very long.
+        pair: String,
+        /// What would do.
+        expected: &'static str,
+    },
+
     /// The policy exists in the design only.
     #[error(
         "the policy `{name}` is not in this version; the policies are {}",

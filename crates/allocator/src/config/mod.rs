@@ -28,6 +28,7 @@ mod parse;
 mod policy;
 mod rounding;
 mod settings;
+mod text;
 
 pub use error::{Allowed, ConfigError, Expected, Place};
 pub use options::{AcceptedOption, AcceptedWhy};
