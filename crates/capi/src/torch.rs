@@ -1,0 +1,216 @@
+//! The functions that PyTorch's `CUDAPluggableAllocator` calls, with the signatures that it documents or was seen to use. The Python module
+//! `python/gpupool_torch.py` sets them.
+//!
+//! One allocator a device, made at the first use of it. Memory that runs out is null, with the last error saying where it is: PyTorch does
+//! not look, so the C++ shim that the Python module builds does, and throws.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Arc, LazyLock};
+
+use gpupool::Config;
+use gpupool::device::Address;
+use gpupool::sim::{SimConfig, SimWorld};
+use gpupool_cuda_device::CudaDevice;
+use parking_lot::Mutex;
+
+use crate::abi::allocator::gpupool_allocator;
+use crate::abi::pools::Pool;
+use crate::abi::{check_out, put, text};
+use crate::handles::ALLOCATORS;
+use crate::instance::{Instance, Of};
+use crate::scopes::{Release, StreamFilter, StreamTest};
+use crate::status::{Failure, Status, caught, guard};
+
+/// Devices of the simulated world that tests run on.
+const SIMULATED: u32 = 2;
+
+#[derive(Default)]
+struct Torch {
+    simulated: Option<SimWorld>,
+    settings: String,
+    allocators: BTreeMap<u32, (gpupool_allocator, Arc<dyn Instance>)>,
+}
+
+static TORCH: LazyLock<Mutex<Torch>> = LazyLock::new(Mutex::default);
+
+impl Torch {
+    fn open(&mut self, ordinal: u32) -> Result<(gpupool_allocator, Arc<dyn Instance>), Failure> {
+        if let Some((handle, known)) = self.allocators.get(&ordinal) {
+            return Ok((*handle, Arc::clone(known)));
+        }
+        let config = Config::parse_settings(&self.settings)?;
+        let instance: Arc<dyn Instance> = match &self.simulated {
+            Some(world) => {
+                let none = || Failure::new(Status::Unavailable, format!("there is no simulated device {ordinal}"));
+                Arc::new(Of::new(Arc::new(world.device(ordinal).ok_or_else(none)?), config)?)
+            }
+            None => Arc::new(Of::new(Arc::new(CudaDevice::open(ordinal)?), config)?),
+        };
+        let handle = ALLOCATORS.insert(Arc::clone(&instance));
+        self.allocators.insert(ordinal, (handle, Arc::clone(&instance)));
+        Ok((handle, instance))
+    }
+}
+
+/// The allocator of a device.
+fn of(device: c_int) -> Result<Arc<dyn Instance>, Failure> {
+    let ordinal = u32::try_from(device).map_err(|_| Failure::argument(format!("there is no device {device}")))?;
+    TORCH.lock().open(ordinal).map(|(_, instance)| instance)
+}
+
+fn all() -> Vec<Arc<dyn Instance>> {
+    TORCH.lock().allocators.values().map(|(_, instance)| Arc::clone(instance)).collect()
+}
+
+/// A hook that returns nothing has failed: PyTorch cannot be told, so the user is.
+fn report(what: &str, status: Status) {
+    if status != Status::Ok {
+        let last = crate::status::last_text();
+        eprintln!("gpupool: {what}: {last}");
+    }
+}
+
+/// Chooses what the hooks below work on, before the first of them is called: `cuda`, or `sim` for a test without a GPU; with
+/// settings as for `gpupool_create`. Fails once an allocator is in use.
+///
+/// # Safety
+///
+/// Both are null or zero-terminated strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_torch_configure(device_kind: *const c_char, settings: *const c_char) -> Status {
+    guard(|| {
+        // SAFETY: the caller says so of both.
+        let (kind, settings) = unsafe { (text(device_kind)?, text(settings)?) };
+        Config::parse_settings(settings)?;
+        let simulated = match kind {
+            "" | "cuda" => None,
+            "sim" => Some(SimWorld::new(SIMULATED, SimConfig::default())),
+            other => return Err(Failure::argument(format!("`{other}` is no kind of device: use cuda or sim"))),
+        };
+        let mut torch = TORCH.lock();
+        if !torch.allocators.is_empty() {
+            return Err(Failure::argument("an allocator is in use already: configure before the first allocation"));
+        }
+        torch.simulated = simulated;
+        settings.clone_into(&mut torch.settings);
+        Ok(())
+    })
+}
+
+/// The allocator that serves a device, for statistics, snapshots and limits. It must not be destroyed.
+///
+/// # Safety
+///
+/// `out` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_torch_allocator(device: c_int, out: *mut gpupool_allocator) -> Status {
+    guard(|| {
+        check_out(out)?;
+        let ordinal = u32::try_from(device).map_err(|_| Failure::argument(format!("there is no device {device}")))?;
+        let (handle, _) = TORCH.lock().open(ordinal)?;
+        // SAFETY: the caller says so.
+        unsafe { put(out, handle) }
+    })
+}
+
+/// PyTorch's `malloc`: null for zero bytes, and null with a last error when it fails.
+///
+/// # Safety
+///
+/// `stream` is a stream of the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_torch_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    // SAFETY: the caller says so.
+    let block = caught(|| unsafe { of(device)?.alloc(size as u64, stream as u64) });
+    block.map_or(std::ptr::null_mut(), |address| address.0 as *mut c_void)
+}
+
+/// PyTorch's `free`, with what the block was allocated with. A pointer that is not a live block changes nothing and is reported on
+/// standard error.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_torch_free(ptr: *mut c_void, _size: usize, device: c_int, _stream: *mut c_void) {
+    report("free", guard(|| of(device)?.free(Address(ptr as u64))));
+}
+
+/// PyTorch's `init`: nothing to do, since a device is opened when it is first used.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_torch_init(_device_count: c_int) {}
+
+/// PyTorch's `reset`, which is `empty_cache` on every device in use.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_torch_reset() {
+    for instance in all() {
+        report("empty_cache", guard(|| instance.empty_cache().map(drop)));
+    }
+}
+
+/// PyTorch's memory fraction.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_torch_memory_fraction(fraction: f64, device: c_int) {
+    report("set_per_process_memory_fraction", guard(|| of(device)?.set_memory_fraction(fraction)));
+}
+
+/// PyTorch's base allocation: the start of the driver allocation that `ptr` lies in, and its bytes. `ptr` itself if it is not ours.
+///
+/// # Safety
+///
+/// `size` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_torch_base_alloc(ptr: *mut c_void, size: *mut usize) -> *mut c_void {
+    let found = caught(|| Ok(all().iter().find_map(|i| i.base_allocation(Address(ptr as u64)).ok())));
+    let Ok(Some((base, bytes))) = found else { return ptr };
+    if !size.is_null() {
+        // SAFETY: not null, so writable, as the caller says.
+        unsafe { size.write_unaligned(bytes as usize) };
+    }
+    base.0 as *mut c_void
+}
+
+/// PyTorch's `record_stream`.
+///
+/// # Safety
+///
+/// `stream` is a stream of the device that `ptr` is on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
+    let status = guard(|| {
+        let address = Address(ptr as u64);
+        let owner = all().into_iter().find(|i| i.block_bytes(address).is_ok());
+        let owner = owner.ok_or(gpupool::FreeError::NotLive { address })?;
+        // SAFETY: the caller says so.
+        unsafe { owner.record_stream(address, stream as u64) }
+    });
+    report("record_stream", status);
+}
+
+/// PyTorch's begin, with the filter as a C function (a `std::function` is C++'s: the shim wraps it). Without a filter the pool gets the
+/// requests of streams that capture.
+///
+/// # Safety
+///
+/// As for `gpupool_pool_begin`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpupool_torch_begin_allocate_to_pool(
+    device: c_int,
+    pool: Pool,
+    filter: StreamFilter,
+    context: *mut c_void,
+    release: Release,
+) -> Status {
+    // SAFETY: the caller says so.
+    let test = unsafe { StreamTest::new(filter, context, release) };
+    guard(|| of(device)?.pool_begin(pool.into(), test))
+}
+
+/// PyTorch's end.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_torch_end_allocate_to_pool(device: c_int, pool: Pool) {
+    report("end_allocate_to_pool", guard(|| of(device)?.pool_end(pool.into())));
+}
+
+/// PyTorch's release: from now on nothing of the pool is reused or unmapped until all work submitted so far is complete.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_torch_release_pool(device: c_int, pool: Pool) {
+    report("release_pool", guard(|| of(device)?.pool_release(pool.into())));
+}

@@ -1,0 +1,59 @@
+//! A C program, built with the system's C compiler against the header and run on the simulated device.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where cargo put the shared library: beside the folder of the test programs, or in it.
+fn library_folder() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let deps = test.parent().unwrap();
+    let folders = [deps, deps.parent().unwrap()];
+    let found = folders.into_iter().find(|folder| folder.join("libgpupool_capi.so").exists());
+    found.unwrap_or_else(|| panic!("libgpupool_capi.so is in none of {folders:?}")).to_owned()
+}
+
+fn c_compiler() -> Option<String> {
+    let named = std::env::var("CC").ok();
+    named
+        .into_iter()
+        .chain(["cc", "gcc", "clang"].map(String::from))
+        .find(|compiler| Command::new(compiler).arg("--version").output().is_ok_and(|o| o.status.success()))
+}
+
+#[test]
+fn a_c_program_uses_everything() {
+    if cfg!(not(target_os = "linux")) {
+        println!("skipped: shared libraries have another name here");
+        return;
+    }
+    let Some(compiler) = c_compiler() else {
+        println!("skipped: no C compiler (tried $CC, cc, gcc, clang)");
+        return;
+    };
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folder = library_folder();
+    let scratch = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let program = scratch.join("c_program");
+    let built = Command::new(&compiler)
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic"])
+        .arg("-I")
+        .arg(here.join("include"))
+        .arg(here.join("tests/c/program.c"))
+        .arg("-o")
+        .arg(&program)
+        .arg(format!("-L{}", folder.display()))
+        .arg("-lgpupool_capi")
+        .arg(format!("-Wl,-rpath,{}", folder.display()))
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let snapshot = scratch.join("c_program.json");
+    let ran = Command::new(&program).arg(&snapshot).output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{said}{}", String::from_utf8_lossy(&ran.stderr));
+    assert!(said.ends_with("all is well\n"), "{said}");
+    // What it wrote is a snapshot that our own reader takes.
+    let file = std::fs::File::open(&snapshot).unwrap();
+    let read = gpupool::snapshot::Snapshot::read_json("c_program.json", file).unwrap();
+    assert!(!read.segments.is_empty());
+}
