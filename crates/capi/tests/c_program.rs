@@ -54,6 +54,6 @@ fn a_c_program_uses_everything() {
     assert!(said.ends_with("all is well\n"), "{said}");
     // What it wrote is a snapshot that our own reader takes.
     let file = std::fs::File::open(&snapshot).unwrap();
-    let read = gpupool::snapshot::Snapshot::read_json("c_program.json", file).unwrap();
+    let read = gpupool::snapshot::Snapshot::read("c_program.json", file).unwrap();
     assert!(!read.segments.is_empty());
 }
