@@ -1,4 +1,5 @@
 //! A C program, built with the system's C compiler against the header and run on the simulated device.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,5 @@
 //! The header that is checked in is the one that the sources say.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
 //! The functions that PyTorch calls, in the order in which it calls them, on two simulated devices.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
