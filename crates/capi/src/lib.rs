@@ -2,7 +2,7 @@
 //!
 //! # Rules of the border
 //!
-//! * **B1** No panic crosses it: every exported function runs inside [`status::guard`] or cannot panic.
+//! * **B1** No panic crosses it: every exported function runs inside `guard` (`status.rs`) or cannot panic.
 //! * **B2** Handles are numbers that are never used twice (`handles.rs`): a stale one is an error. So is an address that is not live.
 //! * **B3** A failed call changes nothing but the calling thread's last error, and writes through none of its out-pointers.
 //! * **B4** Exported names begin with `gpupool_`, which is what makes `no_mangle` safe: nobody else's do.
