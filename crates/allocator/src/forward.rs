@@ -24,10 +24,9 @@ pub(crate) fn bring_forward(
             by_address.insert(segment.address, (at, segment));
         }
     }
-    for event in history.events() {
-        if event.sequence <= oldest {
-            continue;
-        }
+    // Without pieces there was nothing yet, or nothing any more: everything that is told counts.
+    let known = if oldest == u64::MAX { 0 } else { oldest };
+    for event in history.after(known) {
         match event.action {
             Action::SegmentAlloc => {
                 by_address.entry(event.address).or_insert_with(|| (event.sequence, fresh(event)));

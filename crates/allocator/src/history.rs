@@ -138,6 +138,12 @@ impl HistoryState {
         self.chunks.iter().flat_map(|c| c.iter()).skip(self.skip)
     }
 
+    /// Those after a number, oldest first. O(chunks), and what comes.
+    pub(crate) fn after(&self, sequence: u64) -> impl Iterator<Item = &Event> {
+        let later = move |c: &&Arc<[Event]>| c.last().is_some_and(|e| e.sequence > sequence);
+        self.chunks.iter().filter(later).flat_map(|c| c.iter()).filter(move |e| e.sequence > sequence)
+    }
+
     /// How many they are.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -33,7 +33,7 @@ pub(crate) enum Command {
 
 #[derive(Args, Debug)]
 pub(crate) struct Replay {
-    /// Traces (*.trace.gz); without any, a bundled recording of a PyTorch training run
+    /// Traces (*.trace.gz), or snapshots with a history, PyTorch's or ours; without any, a bundled recording of a PyTorch training run
     #[arg(value_name = "TRACE")]
     pub(crate) traces: Vec<PathBuf>,
     /// The device: sim, cuda or cuda:N
@@ -60,10 +60,11 @@ pub(crate) struct Replay {
     /// Look for the smallest capacity at which each trace completes
     #[arg(long)]
     pub(crate) find_capacity: bool,
-    /// Write the state at peak reserved to FILE, as JSON (one trace, one policy)
+    /// Write the state at peak reserved to FILE, with what happened up to there: as PyTorch's pickle if FILE ends in .pickle, else as
+    /// JSON (one trace, one policy)
     #[arg(long, value_name = "FILE")]
     pub(crate) snapshot: Option<PathBuf>,
-    /// Write a report (not in this version)
+    /// Write the state at peak reserved as a page for any browser (one trace, one policy)
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 }
@@ -124,13 +125,13 @@ pub(crate) struct Stress {
 
 #[derive(Args, Debug)]
 pub(crate) struct Inspect {
-    /// A snapshot, as JSON
+    /// A snapshot, PyTorch's or ours: a pickle or JSON
     #[arg(value_name = "SNAPSHOT")]
     pub(crate) snapshot: PathBuf,
     /// A later one
     #[arg(value_name = "SNAPSHOT2")]
     pub(crate) later: Option<PathBuf>,
-    /// Write a report (not in this version)
+    /// Write a page that shows it: one file, for any browser
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
     /// Print one JSON object

@@ -1,9 +1,10 @@
 //! `gpupool inspect`: where the memory of a snapshot is, and what keeps it there.
 
 use std::fs::File;
+use std::io::BufWriter;
 use std::path::Path;
 
-use gpupool_snapshot::{Advice, Growth, Owned, Place, Snapshot, Summary};
+use gpupool_snapshot::{Advice, Growth, Owned, Place, Snapshot, Summary, write_page};
 use serde::Serialize;
 
 use crate::Verdict;
@@ -33,13 +34,14 @@ struct Two<'a> {
 }
 
 pub(crate) fn run(arguments: &Inspect) -> Result<Verdict, Failure> {
-    if arguments.html.is_some() {
-        return Err(Failure::Unavailable(
-            "--html is not in this version; PyTorch's memory viewer opens the same files",
-        ));
+    if arguments.html.is_some() && arguments.later.is_some() {
+        return Err(Failure::Usage("--html takes one snapshot"));
     }
     let first = read(&arguments.snapshot)?;
     let summary = Summary::of(&first);
+    if let Some(path) = &arguments.html {
+        page(path, &first, &summary, &arguments.snapshot.display().to_string())?;
+    }
     let named = |path: &Path| path.display().to_string();
     let Some(path) = &arguments.later else {
         if arguments.json {
@@ -66,6 +68,13 @@ pub(crate) fn run(arguments: &Inspect) -> Result<Verdict, Failure> {
 fn read(path: &Path) -> Result<Snapshot, Failure> {
     let file = File::open(path).map_err(|error| Failure::Read { path: path.to_owned(), error })?;
     Ok(Snapshot::read(&path.display().to_string(), file)?)
+}
+
+/// Writes a page that shows `snapshot`.
+pub(crate) fn page(path: &Path, snapshot: &Snapshot, summary: &Summary, title: &str) -> Result<(), Failure> {
+    let advice = summary.advice.iter().map(|advice| (advice.bytes(), advice_text(advice))).collect();
+    let write = File::create(path).and_then(|file| write_page(snapshot, title, advice, BufWriter::new(file)));
+    write.map_err(|error| Failure::Write { path: path.to_owned(), error })
 }
 
 fn text(summary: &Summary) -> String {

@@ -5,16 +5,17 @@ use std::io::{BufWriter, Read};
 use std::path::Path;
 
 use comfy_table::Table;
-use gpupool_allocator::Policy;
+use gpupool_allocator::{Policy, State};
 use gpupool_replay::BUNDLED_TRACE;
 use gpupool_replay::replay::{Options, Replayed, Report, find_capacity, replay_simulated};
 use gpupool_replay::trace::{Trace, WhatIf, what_if};
-use gpupool_snapshot::Snapshot;
+use gpupool_snapshot::{Snapshot, Summary};
 use serde::Serialize;
 
 use crate::Verdict;
 use crate::args::{DeviceChoice, Replay};
 use crate::failure::Failure;
+use crate::inspect::page;
 use crate::output::{print, print_json, table};
 use crate::progress::Progress;
 use crate::units::{bytes, change, count, percent};
@@ -44,8 +45,8 @@ pub(crate) fn run(arguments: &Replay) -> Result<Verdict, Failure> {
         let file = arguments.traces.get(number).map(|path| path.display().to_string());
         for policy in arguments.policy.policies() {
             let replayed = one(arguments, trace, policy)?;
-            if let (Some(path), Some(state)) = (&arguments.snapshot, &replayed.at_peak) {
-                write_snapshot(path, &Snapshot::of(state, &trace.header.conf))?;
+            if let Some(state) = &replayed.at_peak {
+                write_state(arguments, trace, state)?;
             }
             entries.push(Entry { file: file.clone(), notes: notes.clone(), report: replayed.report });
         }
@@ -79,13 +80,9 @@ fn check(arguments: &Replay) -> Result<(), Failure> {
     if arguments.preset.is_some() && !arguments.policy.policies().contains(&Policy::Pages) {
         return Err(Failure::Usage("--preset belongs to the policy `pages`"));
     }
-    if arguments.html.is_some() {
-        return Err(Failure::Unavailable(
-            "--html is not in this version; --snapshot writes JSON that PyTorch's viewer opens",
-        ));
-    }
-    if arguments.snapshot.is_some() && (arguments.traces.len() > 1 || arguments.policy.policies().len() > 1) {
-        return Err(Failure::Usage("--snapshot takes one trace and one policy"));
+    let one = arguments.snapshot.is_some() || arguments.html.is_some();
+    if one && (arguments.traces.len() > 1 || arguments.policy.policies().len() > 1) {
+        return Err(Failure::Usage("--snapshot and --html take one trace and one policy"));
     }
     Ok(())
 }
@@ -123,7 +120,7 @@ fn one(arguments: &Replay, trace: &Trace, policy: Policy) -> Result<Replayed, Fa
         capacity: arguments.capacity,
         iterations: arguments.iterations,
         completion_lag: arguments.completion_lag,
-        wants_state: arguments.snapshot.is_some(),
+        wants_state: arguments.snapshot.is_some() || arguments.html.is_some(),
         ..Options::new(policy)
     };
     let what = format!("{} under {policy}", trace.name());
@@ -138,6 +135,19 @@ fn one(arguments: &Replay, trace: &Trace, policy: Policy) -> Result<Replayed, Fa
         replayed.report.min_capacity = Some(find_capacity(trace, &options, enough, &mut say)?.bytes);
     }
     Ok(replayed)
+}
+
+/// Writes the state at the peak, as the arguments ask.
+fn write_state(arguments: &Replay, trace: &Trace, state: &State) -> Result<(), Failure> {
+    let snapshot = Snapshot::of(state, &trace.header.conf);
+    if let Some(path) = &arguments.snapshot {
+        write_snapshot(path, &snapshot)?;
+    }
+    if let Some(path) = &arguments.html {
+        let title = format!("{} under {}, at peak reserved", trace.name(), state.policy);
+        page(path, &snapshot, &Summary::of(&snapshot), &title)?;
+    }
+    Ok(())
 }
 
 fn write_snapshot(path: &Path, snapshot: &Snapshot) -> Result<(), Failure> {

@@ -69,6 +69,12 @@ pub(crate) fn snapshot(tree: Tree, value: Value) -> Result<Snapshot, Wrong> {
         segments.push(on.segment(value).map_err(|wrong| wrong.at(Key::SEGMENTS, index))?);
     }
     no_overlap(&segments)?;
+    // So that no sum over segments or blocks can overflow.
+    if let Some(value) =
+        segments.iter().map(|s| s.total_size).try_fold(0, u64::checked_add).is_none().then_some(u64::MAX)
+    {
+        return Err(Wrong::from(Problem::Range { value }).inside(Key::SEGMENTS.name()));
+    }
     let mut device_traces = Vec::new();
     if let Some(list) = on.optional(&top, Key::DEVICE_TRACES, Converter::list)? {
         device_traces = on.vec(list)?;

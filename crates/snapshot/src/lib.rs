@@ -4,6 +4,7 @@
 //!   [`write_pickle`](Snapshot::write_pickle) and [`write_json`](Snapshot::write_json) write files that PyTorch's memory viewer opens,
 //!   and [`read`](Snapshot::read) reads either format, PyTorch's own files too.
 //! * [`Summary`] is what a person asks of a snapshot: where the memory is, and what keeps it there.
+//! * [`write_page`] shows all of it as one page for a browser.
 //! * [`Growth`] is what grew between two.
 //!
 //! # Rules
@@ -21,6 +22,7 @@ mod format;
 mod growth;
 mod model;
 mod owners;
+mod page;
 mod read;
 mod stacks;
 mod state;
@@ -31,6 +33,7 @@ pub use advice::Advice;
 pub use growth::{BlocksOfSize, Change, Growth, OwnerGrowth};
 pub use model::{Action, Annotation, Block, BlockStatus, Event, Part, Segment, Snapshot, Stage};
 pub use owners::Owned;
+pub use page::write_page;
 pub use read::{Expected, Problem, ReadError};
 pub use stacks::{FrameRef, StackId, Stacks, TextId};
 pub use summary::{Amounts, Bucket, FreeRuns, OfGraph, OfPool, OfSize, OfStream, Outliving, Pinned, Place, Summary};

@@ -94,14 +94,14 @@ impl Snapshot {
         let mut sums: HashMap<Owner, (u64, u64)> = HashMap::new();
         for (owner, bytes) in items {
             let (sum, blocks) = sums.entry(owner).or_default();
-            *sum += bytes;
+            *sum = sum.saturating_add(bytes);
             *blocks += 1;
         }
         // Different stacks may have one name.
         let mut named: HashMap<String, (u64, u64)> = HashMap::new();
         for (owner, (bytes, blocks)) in sums {
             let (sum, count) = named.entry(self.owner_name(owner.label, owner.frames)).or_default();
-            *sum += bytes;
+            *sum = sum.saturating_add(bytes);
             *count += blocks;
         }
         let mut list: Vec<Owned> =

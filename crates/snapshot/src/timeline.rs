@@ -1,6 +1,6 @@
 //! The history as time: what was live when, and the moment when most was.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
@@ -50,20 +50,23 @@ impl Snapshot {
     #[must_use]
     pub fn live_before(&self, device: u32) -> u64 {
         let Some(trace) = self.device_traces.get(device as usize) else { return 0 };
-        let mut made: HashMap<u64, ()> = HashMap::new();
+        let mut made: HashSet<u64> = HashSet::new();
         let mut before = 0;
         for event in trace {
             match event.action {
                 Action::Alloc => {
-                    made.insert(event.address, ());
+                    made.insert(event.address);
                 }
-                Action::FreeCompleted if made.remove(&event.address).is_none() => before += event.size,
+                Action::FreeCompleted if !made.remove(&event.address) => {
+                    before = event.size.saturating_add(before);
+                }
                 _ => {}
             }
         }
         let segments = self.segments.iter().filter(|segment| segment.device == device);
         let active = segments.flat_map(|s| &s.blocks).filter(|block| block.state != BlockStatus::Inactive);
-        before + active.filter(|b| !made.contains_key(&b.address)).map(|b| b.requested_size.min(b.size)).sum::<u64>()
+        let kept = active.filter(|b| !made.contains(&b.address)).map(|b| b.requested_size.min(b.size)).sum::<u64>();
+        kept.saturating_add(before)
     }
 
     /// The moment of most live bytes, for each device with a history.
@@ -78,7 +81,8 @@ impl Snapshot {
         let (mut now, mut best, mut at) = (before, before, 0);
         for (index, event) in trace.iter().enumerate() {
             match event.action {
-                Action::Alloc => now += event.size,
+                // What a damaged file says need not make sense, but must not overflow.
+                Action::Alloc => now = now.saturating_add(event.size),
                 Action::FreeCompleted => now = now.saturating_sub(event.size),
                 _ => {}
             }
@@ -101,7 +105,8 @@ impl Snapshot {
         let mut owners = self.ranked(live.into_values());
         if owners.len() > MOST_OWNERS {
             let rest = owners.split_off(MOST_OWNERS - 1);
-            let (bytes, blocks) = rest.iter().fold((0, 0), |sum, o| (sum.0 + o.bytes, sum.1 + o.blocks));
+            let (bytes, blocks) =
+                rest.iter().fold((0, 0), |sum: (u64, u64), o| (sum.0.saturating_add(o.bytes), sum.1 + o.blocks));
             owners.push(Owned { owner: format!("{} others", rest.len()), bytes, blocks });
         }
         Peak { device, event: at, time_us: trace[at].time_us, bytes: best, before_history: old, owners }

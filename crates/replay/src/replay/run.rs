@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpupool_allocator::config::ConfigError;
+use gpupool_allocator::history::HistoryOptions;
 use gpupool_allocator::{AllocError, Allocator, CaptureRegistry, Config, PageStats, Policy, Preset, State};
 use gpupool_device::{Device, DriverError};
 use gpupool_sim_device::{Placement, SimConfig, SimDevice};
@@ -20,6 +21,9 @@ use crate::trace::{Event, Trace};
 const ENOUGH_TURNS: usize = 7;
 const ENOUGH_TIME: Duration = Duration::from_millis(1500);
 
+/// Events of the history that comes with a state.
+const HISTORY: usize = 1 << 20;
+
 /// How a trace is replayed.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -33,7 +37,7 @@ pub struct Options {
     pub iterations: u32,
     /// Events by which completion lags.
     pub completion_lag: u64,
-    /// Whether the state at peak reserved is wanted.
+    /// Whether the state at peak reserved is wanted, with the history up to there.
     pub wants_state: bool,
     /// Whether turns are timed.
     pub timed: bool,
@@ -191,8 +195,12 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
     fn whole(mut self, device: impl Fn() -> D, progress: &mut dyn FnMut(u64)) -> Result<Replayed, ReplayError> {
         let trace = self.trace;
         let plan = Plan::new(trace, self.options.completion_lag);
+        if self.options.wants_state {
+            self.ours.allocator.record_history(Some(HistoryOptions::new(HISTORY)));
+        }
         let mut watch = Watch::new(trace, &plan, self.options.wants_state, progress);
         let first = turn(trace, &plan, self.meter.device(), &mut self.ours, &mut self.live, &mut watch);
+        self.ours.allocator.record_history(None);
         let (peak_allocated, events) = (watch.peak_allocated(), watch.counted());
         // The allocator's own figure is exact under every policy, within an event too.
         let peak_reserved = self.peak_reserved();

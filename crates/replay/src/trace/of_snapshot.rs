@@ -95,7 +95,7 @@ pub fn what_if(name: &str, snapshot: &Snapshot) -> Result<WhatIf, WhatIfError> {
         live.insert(*address, writer.alloc(bytes(*size), streams.number(*stream)));
     }
     if !before.is_empty() {
-        let sum: u64 = before.iter().map(|(_, size, _)| size).sum();
+        let sum = before.iter().fold(0_u64, |sum, (_, size, _)| sum.saturating_add(*size));
         notes.push(format!(
             "{} blocks ({sum} bytes) are older than the history and are requested at its beginning",
             before.len()
@@ -131,7 +131,7 @@ pub fn what_if(name: &str, snapshot: &Snapshot) -> Result<WhatIf, WhatIfError> {
                     || event.pool.is_some_and(|pool| pool != (0, 0));
                 if in_private && captures.is_empty() {
                     private.0 += 1;
-                    private.1 += event.size;
+                    private.1 = private.1.saturating_add(event.size);
                 }
             }
             Action::FreeRequested => {
