@@ -141,5 +141,8 @@ fn a_picture_takes_work_by_the_pixel_and_not_by_the_event() {
     // A checkpoint each 256 events, and the tree of maxima: two nodes a level.
     assert!(figure("visitedPerColumn") <= 256.0 + 2.0 * 20.0, "{work}");
     println!("first picture after {} ms", figure("firstPictureMs"));
-    std::fs::remove_dir_all(temporary("x").parent().unwrap()).ok();
+    for large in ["large.html", "repeated.pickle"] {
+        std::fs::remove_file(temporary(large)).unwrap();
+    }
+    std::fs::remove_dir_all(temporary("profile")).unwrap();
 }

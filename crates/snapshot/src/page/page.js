@@ -154,10 +154,11 @@
     g.textAlign = "right";
     for (let i = 0; i <= 4; i++) { const v = top * i / 4; g.fillText(bytes(v), LEFT - 6, y(v) + 4); g.beginPath(); g.moveTo(LEFT, y(v)); g.lineTo(LEFT + width, y(v)); g.globalAlpha = 0.5; g.stroke(); g.globalAlpha = 1; }
     g.textAlign = "left";
-    for (let i = 0; i <= 6; i++) {
-      const e = Math.min(h.n - 1, Math.floor(view.from + span * i / 6)), text = "event " + (e + 1) + (h.d.times[e] ? ", " + (h.d.times[e] / 1e6).toFixed(3) + " s" : "");
-      g.textAlign = i === 0 ? "left" : i === 6 ? "right" : "center";
-      g.fillText(text, LEFT + width * i / 6, 340 - 7);
+    const ticks = Math.max(2, Math.floor(width / 190));
+    for (let i = 0; i <= ticks; i++) {
+      const e = Math.min(h.n - 1, Math.floor(view.from + span * i / ticks)), text = "event " + (e + 1) + (h.d.times[e] ? ", " + (h.d.times[e] / 1e6).toFixed(3) + " s" : "");
+      g.textAlign = i === 0 ? "left" : i === ticks ? "right" : "center";
+      g.fillText(text, LEFT + width * i / ticks, 340 - 7);
     }
     g.fillStyle = "#d1495b"; g.textAlign = "center";
     for (const e of h.d.oom) if (e >= view.from && e < view.to) { const x = LEFT + width * (e - view.from + 0.5) / span; g.fillRect(x - 1, 10, 2, height - 10); g.fillText("out of memory", Math.min(Math.max(x, LEFT + 40), LEFT + width - 40), 9); }
@@ -333,7 +334,7 @@
   window.addEventListener("resize", () => { redraw(); drawSegments(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { key(); redraw(); drawSegments(); });
   // Where nobody said who allocates what, sizes tell more.
-  if (data.owners.length <= 1) at("group").value = "size";
+  if (data.owners.length <= 1) at("group").value = data.pools.length > 1 ? "pool" : "size";
   figures(); key(); choose();
 
   // With #measure in its address the page zooms and pans by itself for a while and says how long a frame took.
