@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use gpupool_device::{Address, StreamHandle};
 
-use crate::arena::{ArenaState, BlockId, Handed};
+use crate::arena::{ArenaState, Backing, BlockId, Handed};
 use crate::ids::{Part, PoolId};
 use crate::sync::{Mutex, Rank};
 use crate::units::to_bytes;
@@ -372,6 +372,10 @@ impl ArenaState {
             return;
         }
         let Some(segment) = self.segments.get(id) else { return };
+        // A range of pages is no memory yet: what is mapped there comes and goes by itself, and is not told.
+        if segment.pages.is_some() || matches!(segment.memory.backing, Backing::Pages) {
+            return;
+        }
         let (address, size) = (segment.memory.base, segment.memory.bytes);
         let stream = self.lanes[segment.lane as usize].core.handle;
         let (pool, part) = (self.slots[segment.slot as usize].pool, segment.part);
