@@ -1,0 +1,70 @@
+/* A program that knows nothing of gpupool. It is linked against the driver (the made-up one), and says what reached it. */
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int cuInit(unsigned); int cuDeviceGet(int *, int); int cuDevicePrimaryCtxRetain(void **, int); int cuCtxSetCurrent(void *);
+int cuMemAlloc_v2(uint64_t *, size_t); int cuMemFree_v2(uint64_t); int cuMemAllocAsync(uint64_t *, size_t, void *);
+int cuMemFreeAsync(uint64_t, void *); int cuMemGetInfo_v2(size_t *, size_t *); int cuStreamCreateWithPriority(void **, unsigned, int);
+int cuStreamDestroy_v2(void *); int cuStreamBeginCapture_v2(void *, int); int cuStreamEndCapture(void *, void **);
+int cuGraphInstantiateWithFlags(void **, void *, unsigned long long); int cuGraphLaunch(void *, void *);
+int cuGraphExecDestroy(void *); int cuGraphDestroy(void *); int cuGraphClone(void **, void *);
+int cuGraphAddChildGraphNode(void **, void *, const void *, size_t, void *); int cuGraphExecUpdate_v2(void *, void *, void *);
+int cuMemPoolGetAttribute(void *, int, void *); int cuDeviceGetDefaultMemPool(void **, int);
+long fake_calls(const char *);
+
+#define CHECK(c) do { if (!(c)) { fprintf(stderr, "line %d: %s\n", __LINE__, #c); exit(1); } } while (0)
+#define OK(call) CHECK((call) == 0)
+
+int main(int argc, char **argv) {
+    int device;
+    void *context, *stream, *other, *graph, *clone, *node, *exec, *second, *pool;
+    uint64_t a, b, inside = 0, figure = 0;
+    int stable = 1;
+    size_t before, after, total;
+    OK(cuInit(0)); OK(cuDeviceGet(&device, 0)); OK(cuDevicePrimaryCtxRetain(&context, device)); OK(cuCtxSetCurrent(context));
+    OK(cuStreamCreateWithPriority(&stream, 1, 0)); OK(cuStreamCreateWithPriority(&other, 1, 0));
+    OK(cuMemGetInfo_v2(&before, &total));
+    for (int i = 0; i < 1000; i++) {
+        OK(cuMemAllocAsync(&a, 3 << 20, stream)); OK(cuMemAllocAsync(&b, 5000, other));
+        OK(cuMemFreeAsync(a, stream)); OK(cuMemFreeAsync(b, other));
+        OK(cuMemAlloc_v2(&a, 100 << 10)); OK(cuMemFree_v2(a));
+    }
+    OK(cuMemGetInfo_v2(&after, &total));
+    OK(cuDeviceGetDefaultMemPool(&pool, 0)); OK(cuMemPoolGetAttribute(pool, 5, &figure));
+    printf("async %ld/%ld sync %ld/%ld free_kept %d pool %llu\n", fake_calls("cuMemAllocAsync"), fake_calls("cuMemFreeAsync"),
+           fake_calls("cuMemAlloc_v2"), fake_calls("cuMemFree_v2"), before == after, (unsigned long long)figure);
+
+    OK(cuStreamBeginCapture_v2(stream, 2));
+    for (int i = 0; i < 50; i++) {
+        OK(cuMemAllocAsync(&a, 1 << 20, stream)); OK(cuMemFreeAsync(a, stream));
+        stable = stable && (!inside || inside == a); inside = a;
+    }
+    OK(cuStreamEndCapture(stream, &graph)); OK(cuGraphClone(&clone, graph));
+    OK(cuGraphAddChildGraphNode(&node, clone, NULL, 0, graph));
+    OK(cuGraphInstantiateWithFlags(&exec, graph, 0)); OK(cuGraphInstantiateWithFlags(&second, clone, 0));
+    OK(cuGraphExecUpdate_v2(second, graph, NULL));
+    for (int i = 0; i < 100; i++) { OK(cuGraphLaunch(exec, i % 2 ? stream : other)); }
+    OK(cuMemAllocAsync(&a, 1 << 20, stream)); printf("addresses stable %d, captured memory reused %d\n", stable, a == inside);
+    OK(cuMemFreeAsync(a, stream));
+    OK(cuGraphDestroy(graph)); OK(cuGraphDestroy(clone)); OK(cuGraphExecDestroy(exec)); OK(cuGraphExecDestroy(second));
+    printf("graph %ld %ld %ld %ld\n", fake_calls("cuGraphLaunch"), fake_calls("cuGraphDestroy"), fake_calls("cuGraphExecDestroy"),
+           fake_calls("cuMemAllocAsync"));
+    /* A pointer that nobody gave us. */
+    printf("foreign %d %d", cuMemFree_v2(64), cuMemFreeAsync(64, stream));
+    printf(" forwarded %ld\n", fake_calls("cuMemFreeAsync"));
+    OK(cuStreamDestroy_v2(other)); printf("streams %ld\n", fake_calls("cuStreamDestroy_v2"));
+    if (argc > 1) {
+        /* Ask for a snapshot, and go on once it is there. */
+        FILE *file = NULL;
+        raise(SIGUSR1);
+        while (!(file = fopen(argv[1], "r")) || fseek(file, 0, SEEK_END) || ftell(file) == 0) { if (file) fclose(file); usleep(1000); }
+        fclose(file);
+        printf("signalled\n");
+    }
+    fflush(stdout);
+    return 0;
+}
