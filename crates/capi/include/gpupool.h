@@ -515,13 +515,15 @@ gpupool_status gpupool_reset_peaks(gpupool_allocator allocator);
 gpupool_status gpupool_reset_accumulated(gpupool_allocator allocator);
 
 /*
- Writes what the allocator holds to a file, as JSON in the layout of PyTorch's memory snapshots: `gpupool inspect` reads it.
+ Writes what the allocator holds to a file, in the layout of PyTorch's memory snapshots, as JSON, or, if its name ends with `.pickle`, as
+ the pickle that PyTorch's memory viewer opens. `gpupool inspect` reads both.
 
  # Safety
 
  `path` is null or a zero-terminated string.
  */
-gpupool_status gpupool_snapshot(gpupool_allocator allocator, const char *path);
+gpupool_status gpupool_snapshot(gpupool_allocator allocator,
+                                const char *path);
 
 /*
  The status of the calling thread's last failed call; `GPUPOOL_STATUS_OK` if none has failed. A call that succeeds does not change it.

@@ -80,7 +80,8 @@ pub extern "C" fn gpupool_reset_accumulated(allocator: gpupool_allocator) -> Sta
     })
 }
 
-/// Writes what the allocator holds to a file, as JSON in the layout of PyTorch's memory snapshots: `gpupool inspect` reads it.
+/// Writes what the allocator holds to a file, in the layout of PyTorch's memory snapshots, as JSON, or, if its name ends with `.pickle`, as
+/// the pickle that PyTorch's memory viewer opens. `gpupool inspect` reads both.
 ///
 /// # Safety
 ///
@@ -93,6 +94,10 @@ pub unsafe extern "C" fn gpupool_snapshot(allocator: gpupool_allocator, path: *c
         let snapshot = ALLOCATORS.get(allocator)?.snapshot();
         let failed = |e: std::io::Error| Failure::new(Status::Io, format!("{path}: {e}"));
         let file = File::create(path).map_err(failed)?;
-        snapshot.write_json(BufWriter::new(file)).map_err(failed)
+        let written = match path.ends_with(".pickle") {
+            true => snapshot.write_pickle(BufWriter::new(file)),
+            false => snapshot.write_json(BufWriter::new(file)),
+        };
+        written.map_err(failed)
     })
 }
