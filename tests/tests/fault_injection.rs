@@ -3,9 +3,9 @@
 //! back was a block or an error with a type, live blocks are as they were, every counter equals a recount. In the end faults are
 //! cleared, everything is dropped, and nothing may remain.
 
-use gpupool_allocator::Config;
+use gpupool_allocator::{Config, Preset};
 use gpupool_device::{Call, code};
-use gpupool_tests::lab::{BACKINGS, Backing, Lab, MIB, driver_error, segments};
+use gpupool_tests::lab::{BACKINGS, Backing, Lab, MIB, driver_error, pages, segments};
 use gpupool_tests::machine::{Claim, Ending, Machine, Op};
 use gpupool_tests::watched::ALLOCATOR_CALLS;
 
@@ -267,4 +267,20 @@ fn every_call_fails_in_turn_with_collection_and_a_high_water_mark() {
 fn every_call_fails_in_turn_in_quarantine() {
     let struck = matrix(segments(Backing::Virtual).with_quarantine(true));
     assert!(struck > 500, "{struck}");
+}
+
+#[test]
+fn every_call_fails_in_turn_with_pages() {
+    for preset in Preset::ALL {
+        let struck = matrix(pages(*preset));
+        assert!(struck > 500, "{struck}");
+    }
+}
+
+#[test]
+fn a_kind_of_call_that_goes_on_failing_costs_nothing_in_the_end_with_pages() {
+    for call in ALLOCATOR_CALLS {
+        let code = if MAY_RUN_OUT.contains(call) { code::OUT_OF_MEMORY } else { code::UNKNOWN };
+        broken_from_somewhere_on(&pages(Preset::Balanced), *call, code);
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
 
 use gpupool_device::{CaptureId, CaptureStatus, Device, StreamHandle};
@@ -225,7 +225,7 @@ impl<D: Device> Inner<D> {
             state.slots[slot as usize].no_split = no_split;
             slot
         };
-        Arc::new(Pool { id, arena, slot, counters, provider, whole_segments: false })
+        Arc::new(Pool { id, arena, slot, counters, provider, whole_segments: AtomicBool::new(false) })
     }
 
     /// Checks a stream, finds its pool, rounds the size.
@@ -255,7 +255,8 @@ impl<D: Device> Inner<D> {
         let route = self.route(stream, status)?;
         let in_capture = self.shared.in_capture()? || matches!(route, Route::Capture(..));
         let size = self.shared.config.rounding().round(requested);
-        let part = if size <= SMALL_LIMIT { Part::Small } else { Part::Large };
+        let small = if matches!(route, Route::Default) { self.shared.rules.small_limit } else { SMALL_LIMIT };
+        let part = if size <= small { Part::Small } else { Part::Large };
         let index = part.index() as u32;
         let (pool, arena, lane, neutral) = match route {
             Route::Default => (None, Arc::clone(&stream.arena), stream.lane + index, None),
@@ -347,7 +348,7 @@ impl<D: Device> Inner<D> {
             }
         }
         let size = self.shared.config.rounding().round(requested);
-        let lane = stream.lane + u32::from(size > SMALL_LIMIT);
+        let lane = stream.lane + u32::from(size > self.shared.rules.small_limit);
         let (arena, ages) = (&stream.arena, attention & AGES != 0);
         let mut state = arena.lock();
         let block = state.take(lane, size, ages, &arena.counters)?;

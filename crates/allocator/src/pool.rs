@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use gpupool_device::Device;
 
@@ -25,7 +26,7 @@ pub(crate) struct Pool<D: Device> {
     pub(crate) counters: Arc<PoolCounters>,
     pub(crate) provider: Option<Arc<dyn SegmentProvider>>,
     /// Each segment is one driver allocation, whatever the policy: for memory that is registered or exported.
-    pub(crate) whole_segments: bool,
+    pub(crate) whole_segments: AtomicBool,
 }
 
 impl<D: Device> Pool<D> {

@@ -76,7 +76,8 @@ impl Machine {
             return None;
         }
         let size = self.config().rounding().round(bytes);
-        let part = if size <= MIB { Part::Small } else { Part::Large };
+        let small = if self.pages() && pool.is_default() { MIB / 4 } else { MIB };
+        let part = if size <= small { Part::Small } else { Part::Large };
         let mut found = Prediction::default();
         let mut runs = Vec::new();
         for segment in state.segments.iter().filter(|s| s.pool == pool && s.part == part) {

@@ -226,6 +226,18 @@ impl<D: Device> Allocator<D> {
         }
     }
 
+    /// From now on each segment that this pool takes is one driver allocation, whatever the policy: for memory that is registered with
+    /// others or exported, which pages that move would break. Say it before the pool's first request.
+    /// [`base_allocation`](Self::base_allocation) tells base and extent behind any address.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Unknown`].
+    pub fn set_whole_segments(&self, id: PoolId) -> Result<(), AllocError> {
+        self.inner.pools.get(id)?.whole_segments.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Whether free blocks of this pool serve requests of the default pool that would otherwise fail.
     pub fn set_use_on_oom(&self, id: PoolId, on: bool) {
         let mut table = self.inner.pools.lock();

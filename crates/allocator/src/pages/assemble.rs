@@ -4,11 +4,12 @@
 //! lock held, then everything is entered. Whatever fails, [`Assembly::undo`] brings back what was (G6).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use gpupool_device::{Address, Device, DriverResult};
 
 use super::leave::Leaving;
-use super::plan::{Candidate, PageRules, Target, choose, handle_sizes};
+use super::plan::{Candidate, PageRules, Target, choose, choose_covering, handle_sizes};
 use super::table::{Handle, Piece};
 use crate::arena::{Arena, ArenaState, BlockId};
 use crate::counters::PoolCounters;
@@ -74,7 +75,7 @@ impl<D: Device> Inner<D> {
     /// Serves a request from moved pieces and new memory. Never waits but in [`Haste::Waiting`].
     pub(crate) fn assemble(&self, request: &Request<D>, haste: Haste) -> Result<Outcome<D>, AllocError> {
         let Some(rules) = self.shared.rules.pages else { return Ok(Outcome::Nothing) };
-        if request.pool.as_ref().is_some_and(|p| p.provider.is_some() || p.whole_segments) {
+        if request.pool.as_ref().is_some_and(|p| p.provider.is_some() || p.whole_segments.load(Ordering::Relaxed)) {
             return Ok(Outcome::Nothing);
         }
         request.arena.settle_leaving(false)?;
@@ -222,7 +223,7 @@ impl<D: Device> Inner<D> {
     ) -> Result<bool, AllocError> {
         let mut missing = assembly.needs;
         if !grows_first {
-            missing = self.own_sources(assembly, request, rules, missing);
+            missing = self.own_sources(assembly, request, rules, missing)?;
             if missing > 0 && (haste != Haste::Usual || self.raises_peak(to_bytes(missing))) {
                 missing = self.other_sources(assembly, rules, missing, haste == Haste::Waiting)?;
             }
@@ -246,19 +247,36 @@ impl<D: Device> Inner<D> {
         request: &Request<D>,
         rules: &PageRules,
         missing: Units,
-    ) -> Units {
+    ) -> Result<Units, AllocError> {
         if request.pool.is_some() || request.neutral.is_some() {
-            return missing;
+            return Ok(missing);
         }
-        let mut state = request.arena.lock();
         let first = request.lane - request.part.index() as u32;
-        let lanes: Vec<u32> = [first, first + 1].into_iter().filter(|l| state.may_move(*l)).collect();
-        let mut chosen = Vec::new();
-        let missing = choose(state.candidates(rules.page, &lanes), missing, assembly.spare(), &mut chosen);
-        let sources = hold_sources(&mut state, &request.arena, chosen);
-        drop(state);
-        assembly.sources.extend(sources);
-        missing
+        let arena = &request.arena;
+        for attempt in 0..2 {
+            let mut state = arena.lock();
+            let lanes: Vec<u32> = [first, first + 1].into_iter().filter(|l| state.may_move(*l)).collect();
+            let candidates = state.candidates(rules.page, &lanes);
+            let mut chosen = Vec::new();
+            let (rest, cover) = choose(candidates.clone(), missing, assembly.spare(), &mut chosen);
+            if let Some(cover) = cover.filter(|c| attempt == 0 && c.units > rules.page)
+                && state.may_cut(&cover)
+                && rules.cut_pays(cover.offset, cover.units, cover.offset + rest)
+            {
+                // Moved whole it would be pinned where the request ends.
+                let held = state.hold(cover.block, cover.offset, cover.offset + cover.units, &arena.counters);
+                drop(state);
+                self.recreate(request, rules, held, cover.offset + rest)?;
+                continue;
+            }
+            let mut chosen = Vec::new();
+            let missing = choose_covering(candidates, missing, assembly.spare(), &mut chosen);
+            let sources = hold_sources(&mut state, arena, chosen);
+            drop(state);
+            assembly.sources.extend(sources);
+            return Ok(missing);
+        }
+        Ok(missing)
     }
 
     /// Pieces that the device is done with: of other streams, and of pools that nobody uses.
@@ -305,7 +323,7 @@ impl<D: Device> Inner<D> {
                 let mut done = state.candidates(rules.page, &[lane]);
                 done.retain(|c| core.has_passed(c.since));
                 let mut chosen = Vec::new();
-                missing = choose(done, missing, assembly.spare(), &mut chosen);
+                missing = choose_covering(done, missing, assembly.spare(), &mut chosen);
                 let sources = hold_sources(&mut state, &arena, chosen);
                 drop(state);
                 assembly.sources.extend(sources);

@@ -31,6 +31,14 @@ impl ArenaState {
         (cuts && self.may_move(block.lane)).then_some((start, piece.units))
     }
 
+    /// Whether a free piece may be made anew: the device is done with it, and it is mapped once.
+    pub(super) fn may_cut(&self, c: &super::plan::Candidate) -> bool {
+        let core = &self.lanes[self.blocks[c.block].lane as usize].core;
+        let table = self.segments.get(self.blocks[c.block].segment).and_then(|s| s.pages.as_deref());
+        let aliased = table.and_then(|t| t.at(c.offset)).is_none_or(|(_, p)| p.handle.is_aliased());
+        core.has_passed(c.since) && !aliased
+    }
+
     /// The best fit of a lane, if it would pin a piece: the block, and the piece with its mark.
     fn pinning(&self, lane: u32, size: Units, page: Units) -> Option<(BlockId, Units, Units, u64)> {
         let block = self.lanes[lane as usize].index.best_fit(&self.blocks, &self.segments, size)?;
@@ -79,17 +87,28 @@ impl<D: Device> Inner<D> {
     }
 
     /// Makes the one handle of a held block anew, cut where a request will end. What cannot be made is given up: it was free.
-    fn recreate(&self, request: &Request<D>, rules: &PageRules, held: BlockId, end: Units) -> DriverResult<()> {
+    pub(super) fn recreate(
+        &self,
+        request: &Request<D>,
+        rules: &PageRules,
+        held: BlockId,
+        end: Units,
+    ) -> DriverResult<()> {
         let driver = &self.shared.driver;
-        let (part, pool) = (request.part, request.pool_id());
+        let pool = request.pool_id();
         let begun = driver.device().now();
-        let (address, offset, piece) = {
+        let (address, offset, piece, part) = {
             let state = request.arena.lock();
             let block = &state.blocks[held];
             let segment = state.segments.get(block.segment);
             let piece =
                 segment.and_then(|s| s.pages.as_deref()).and_then(|t| t.at(block.offset)).map(|(_, p)| p.clone());
-            (segment.map_or(Address::NULL, |s| s.memory.base.offset(to_bytes(block.offset))), block.offset, piece)
+            (
+                segment.map_or(Address::NULL, |s| s.memory.base.offset(to_bytes(block.offset))),
+                block.offset,
+                piece,
+                state.lanes[block.lane as usize].part,
+            )
         };
         let Some(piece) = piece else { return Ok(()) };
         let bytes = to_bytes(piece.units);

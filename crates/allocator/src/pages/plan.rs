@@ -137,9 +137,13 @@ impl ArenaState {
 }
 
 /// Chooses pieces for `wanted` units: the largest that fit, each handle costing about the same, and out of the smallest blocks, which are
-/// of the least use to others; at last the smallest piece that covers what is still missing, if it exceeds
-/// that by at most `spare`. Returns what is still missing.
-pub(crate) fn choose(mut from: Vec<Candidate>, wanted: Units, spare: Units, out: &mut Vec<Candidate>) -> Units {
+/// of the least use to others. Returns what is still missing, and the smallest piece that covers that and exceeds it by at most `spare`.
+pub(crate) fn choose(
+    mut from: Vec<Candidate>,
+    wanted: Units,
+    spare: Units,
+    out: &mut Vec<Candidate>,
+) -> (Units, Option<Candidate>) {
     from.sort_unstable_by_key(|c| (std::cmp::Reverse(c.units), c.block_units, c.block, c.offset));
     let mut missing = wanted;
     let mut cover: Option<Candidate> = None;
@@ -154,13 +158,14 @@ pub(crate) fn choose(mut from: Vec<Candidate>, wanted: Units, spare: Units, out:
             cover = Some(candidate);
         }
     }
-    if missing > 0
-        && let Some(cover) = cover.filter(|c| c.units - missing <= spare)
-    {
-        out.push(cover);
-        missing = missing.saturating_sub(cover.units);
-    }
-    missing
+    (missing, cover.filter(|c| missing > 0 && c.units - missing <= spare))
+}
+
+/// As [`choose`], with the piece that covers the rest, if there is one. Returns what is still missing.
+pub(crate) fn choose_covering(from: Vec<Candidate>, wanted: Units, spare: Units, out: &mut Vec<Candidate>) -> Units {
+    let (missing, cover) = choose(from, wanted, spare, out);
+    out.extend(cover);
+    missing.saturating_sub(cover.map_or(0, |c| c.units))
 }
 
 /// The sizes of new handles for `units` from `start` on, where the block for a request will end at `end`: whole pages before that page in

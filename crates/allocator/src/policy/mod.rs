@@ -44,6 +44,8 @@ pub(crate) struct Rules {
     pub(crate) handle_granularity: Option<u64>,
     /// Memory is mapped in pieces that can be moved, by these rules; else a segment is one piece.
     pub(crate) pages: Option<PageRules>,
+    /// Rounded sizes up to this many bytes are small in the default pool; in private pools [`SMALL_LIMIT`](crate::inner::SMALL_LIMIT).
+    pub(crate) small_limit: u64,
     /// Completed events are looked for at every allocation, else when a search fails.
     pub(crate) poll_each_allocation: bool,
     /// Every free with recorded uses records its events at once, else several share one.

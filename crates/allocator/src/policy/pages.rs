@@ -8,6 +8,9 @@ use crate::ladder::{Rung, Step, Then};
 use crate::pages::{Haste, PageRules};
 use crate::units::{Units, to_units};
 
+/// Rounded sizes up to this many bytes are small in the default pool: fewer than in PyTorch, since what is small shares pages with nothing else.
+const SMALL_LIMIT: u64 = 256 << 10;
+
 /// A fit that would pin a large handle comes first: it is a hit that costs a driver call. Then what costs nothing, what moving and growing
 /// costs, and last what waits for the GPU.
 const LADDER: &[Rung] = &[
@@ -44,7 +47,7 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
     // Every rest is of use: what comes next may grow over its page.
     arena.large_remainder = 0;
     arena.cuts_at = if pages.largest > page { page } else { 0 };
-    Rules { arena, pages: Some(pages), ladder: LADDER, ..rules }
+    Rules { arena, pages: Some(pages), small_limit: SMALL_LIMIT, ladder: LADDER, ..rules }
 }
 
 /// The presets: the largest handle, what a page kept from the driver is worth in nanoseconds, and how a repetition may grow.
@@ -53,7 +56,7 @@ fn preset(preset: Preset, page: Units) -> PageRules {
     match preset {
         Preset::Memory => PageRules { page, largest: page, worth: u64::MAX, in_segments: false, slack: 30 },
         Preset::Balanced => {
-            PageRules { page, largest: page.max(32 * MIB), worth: 80_000, in_segments: false, slack: 50 }
+            PageRules { page, largest: page.max(16 * MIB), worth: 400_000, in_segments: false, slack: 50 }
         }
         Preset::Latency => PageRules { page, largest: Units::MAX, worth: 0, in_segments: true, slack: 1_000 },
     }

@@ -4,6 +4,7 @@ use gpupool_device::DeviceProperties;
 
 use super::{CaptureContext, Routing, Rules, arena_rules};
 use crate::config::{Config, VirtualMemory};
+use crate::inner::SMALL_LIMIT;
 use crate::ladder::{Rung, Step, Then};
 
 /// Every step that returned blocks is followed by a search. Cheap steps come first, and waiting for the GPU comes last.
@@ -35,6 +36,7 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
         single_arena: false,
         handle_granularity: handles.then_some(device.granularity),
         pages: None,
+        small_limit: SMALL_LIMIT,
         poll_each_allocation: false,
         event_each_free: false,
         streams_by_handle: false,

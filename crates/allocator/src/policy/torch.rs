@@ -3,6 +3,7 @@
 
 use super::{CaptureContext, Routing, Rules, arena_rules};
 use crate::config::Config;
+use crate::inner::SMALL_LIMIT;
 use crate::ladder::{Rung, Step, Then};
 
 /// PyTorch's order. Nothing is searched again after memory was given back, only the driver is asked again: a block that an event
@@ -23,6 +24,7 @@ pub(super) fn rules_2_15(config: &Config) -> Rules {
         single_arena: true,
         handle_granularity: None,
         pages: None,
+        small_limit: SMALL_LIMIT,
         poll_each_allocation: true,
         event_each_free: true,
         streams_by_handle: true,
