@@ -386,3 +386,28 @@ fn before_anything_happened_every_figure_is_zero_and_the_driver_was_not_asked() 
     }
     assert_eq!(Config::new(Policy::Segments).virtual_memory(), VirtualMemory::WherePossible);
 }
+
+// Entries 51 and 54.
+#[test]
+fn resetting_figures_resets_those_of_pools_too() {
+    for policy in [Policy::Segments, Policy::Torch215, Policy::Torch211] {
+        let lab = Lab::with(Config::new(policy), 1_000);
+        let pool = PoolId::fresh();
+        lab.allocator.create_pool(pool).unwrap();
+        in_pool(&lab, pool, || drop(lab.alloc(1, 30)));
+        let figures = || {
+            let stats = lab.allocator.pool_stats(pool).unwrap();
+            [stats.allocated_bytes.all, stats.reserved_bytes.all]
+                .map(|s| (s.current as u64 / MIB, s.peak as u64 / MIB, s.allocated > 0))
+        };
+        assert_eq!(figures(), [(0, 30, true), (30, 30, true)], "{policy:?}");
+        lab.allocator.reset_peak_stats();
+        assert_eq!(figures(), [(0, 0, true), (30, 30, true)], "{policy:?}");
+        lab.allocator.reset_accumulated_stats();
+        assert_eq!(figures(), [(0, 0, false), (30, 30, false)], "{policy:?}");
+        in_pool(&lab, pool, || drop(lab.alloc(1, 20)));
+        assert_eq!(figures()[0], (0, 20, true));
+        lab.allocator.release_pool(pool).unwrap();
+        lab.done();
+    }
+}

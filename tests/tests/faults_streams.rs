@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gpupool_allocator::{AllocError, Allocator, Config, FreeError, Policy};
-use gpupool_device::{Call, Kernel, StreamHandle, StreamKind, Workbench, code};
+use gpupool_device::{Call, CaptureMode, GraphDevice, Kernel, StreamHandle, StreamKind, Workbench, code};
 use gpupool_sim_device::{ReportKind, Scheduler, SimConfig, SimDevice, SimWorld};
 use gpupool_tests::lab::{BACKINGS, Backing, Block, Lab, MIB, segments};
 use gpupool_tests::watched::Watched;
@@ -580,4 +580,34 @@ fn a_stream_of_another_device_is_refused_before_the_handle_is_used_up() {
     drop(foreign);
     here.done();
     there.done();
+}
+
+// Entries 16, 17 and 23.
+#[test]
+fn a_wait_is_not_submitted_where_another_stream_or_a_capture_would_get_it() {
+    let device = Arc::new(SimDevice::new(SimConfig::default().with_capacity(1_000 * MIB)));
+    let config = Config::new(Policy::Segments);
+    let allocator = Allocator::with_registry(Arc::clone(&device), config, Arc::default()).unwrap();
+    let stream = || allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap());
+    let busy = stream();
+    let gate = device.gate_create().unwrap();
+    device.launch(busy.handle(), Kernel::Wait { gate }).unwrap();
+    let mark = busy.mark_work().unwrap();
+    let others =
+        std::thread::scope(|scope| scope.spawn(|| allocator.register_stream(StreamHandle::PER_THREAD)).join().unwrap());
+    let retired = stream();
+    allocator.retire_stream(&retired).unwrap();
+    let capturing = stream();
+    device.begin_capture(capturing.handle(), CaptureMode::Global).unwrap();
+    let waits = device.calls(Call::StreamWaitEvent);
+    for (waiter, expected) in
+        [(&others, code::INVALID_CONTEXT), (&retired, code::INVALID_HANDLE), (&capturing, code::CAPTURE_UNSUPPORTED)]
+    {
+        assert_eq!(mark.order_before(waiter).map_err(|e| e.code), Err(expected));
+    }
+    assert_eq!(device.calls(Call::StreamWaitEvent), waits);
+    device.end_capture(capturing.handle()).unwrap();
+    assert_eq!(mark.order_before(&capturing), Ok(true));
+    device.gate_open(gate).unwrap();
+    device.run_until_idle();
 }

@@ -219,3 +219,36 @@ fn the_end_of_a_capture_does_not_end_what_its_stream_did_before_it() {
         lab.close();
     }
 }
+
+#[test]
+fn the_end_of_a_capture_does_not_end_what_a_stream_did_before_it_joined() {
+    for last_use_told in [false, true] {
+        let lab = Lab::new(Scheduler::Adversarial);
+        let (s, joins) = (lab.stream(), lab.stream());
+        let capture = lab.begin(&s, CaptureOptions::new().with_mode(CaptureMode::Relaxed));
+        let pool = capture.pool();
+        let x = lab.block(10, MIB, &s);
+        let at = x.address();
+        let gate = lab.device.gate_create().unwrap();
+        lab.device.launch(joins.handle(), Kernel::Wait { gate }).unwrap();
+        lab.fill(&joins, &x, 7);
+        match last_use_told {
+            false => x.record(&joins),
+            true => x.allocation().record_last_use(&joins.mark_work().unwrap()).unwrap(),
+        }
+        lab.order(&s, &joins);
+        lab.fill(&joins, &x, 9);
+        x.record(&joins);
+        lab.order(&joins, &s);
+        drop(x);
+        let graph = capture.end().unwrap();
+        let next = lab.begin(&s, CaptureOptions::new().with_settle(false).with_pool(pool));
+        let y = lab.block(10, MIB, &s);
+        assert_ne!(y.address(), at, "the eager fill still runs");
+        drop(next.end().unwrap());
+        lab.device.gate_open(gate).unwrap();
+        lab.device.run_until_idle();
+        drop((graph, y));
+        lab.close();
+    }
+}

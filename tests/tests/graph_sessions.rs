@@ -605,3 +605,61 @@ fn capture_modes_are_the_drivers_and_our_calls_survive_all_of_them() {
         }
     }
 }
+
+#[test]
+fn a_checkpoint_is_not_restored_where_it_no_longer_fits_nor_while_a_capture_draws_from_the_pool() {
+    let lab = Lab::new(Scheduler::InOrder);
+    let s = lab.stream();
+    let pool = PoolId::fresh();
+    lab.allocator.create_pool(pool).unwrap();
+    let scoped = |bytes| {
+        lab.allocator.begin_allocate_to_pool(pool, gpupool_allocator::Filter::All).unwrap();
+        let block = lab.block(10, bytes, &s);
+        lab.allocator.end_allocate_to_pool(pool).unwrap();
+        lab.allocator.release_pool(pool).unwrap();
+        block
+    };
+    let y = scoped(8 * MIB);
+    let checkpoint = lab.allocator.checkpoint_pool(pool).unwrap();
+    drop(y);
+    let _ = lab.allocator.largest_free_block();
+    let x = scoped(3 * MIB);
+    // What the capture leaves free belongs to no stream; what is free beside it, to the stream.
+    let capture = lab.begin(&s, CaptureOptions::new().with_pool(pool));
+    let t = lab.block(10, 2 * MIB, &s);
+    lab.fill(&s, &t, 1);
+    drop(t);
+    let live = lab.allocator.state();
+    let refused = lab.allocator.restore_pool(&checkpoint, &s);
+    assert!(matches!(refused, Err(AllocError::PoolInCapture { pool: p }) if p == pool), "{refused:?}");
+    let graph = capture.end().unwrap();
+    drop(x);
+    match lab.allocator.restore_pool(&checkpoint, &s) {
+        Err(AllocError::Pool(gpupool_allocator::PoolError::CheckpointMismatch { pool: p, .. })) => assert_eq!(p, pool),
+        // Where the parts join, it fits.
+        Ok(restored) => assert_eq!(restored.allocated[0].size(), 8 * MIB),
+        Err(other) => panic!("{other}"),
+    }
+    lab.allocator.validate().unwrap();
+    drop((graph, live));
+    lab.allocator.release_pool(pool).unwrap();
+    lab.close();
+}
+
+#[test]
+fn pools_that_come_and_go_leave_nothing_in_the_figures() {
+    let lab = Lab::new(Scheduler::InOrder);
+    let s = lab.stream();
+    for _ in 0..200 {
+        let capture = lab.begin(&s, CaptureOptions::new());
+        let pool = capture.pool();
+        let block = lab.block(10, BYTES, &s);
+        lab.fill(&s, &block, 1);
+        drop(block);
+        drop(capture.end().unwrap());
+        lab.allocator.empty_cache().unwrap();
+        assert!(matches!(lab.allocator.create_pool(pool), Err(AllocError::Pool(_))), "its name is not used again");
+    }
+    assert!(lab.allocator.stats().private_pools.is_empty());
+    lab.close();
+}

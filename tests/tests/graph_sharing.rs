@@ -440,3 +440,80 @@ fn the_pool_of_a_graph_is_its_captures_own_whatever_other_it_touched() {
     drop((next.end().unwrap(), graph));
     lab.close();
 }
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Reader {
+    /// The stream that the output's graph was launched on.
+    OwnStream,
+    /// Another one, recorded until the block is freed.
+    Recorded,
+    /// Another one, whose last use was told.
+    LastUse,
+}
+
+#[test]
+fn a_launch_waits_for_work_that_still_reads_a_freed_output_where_it_writes() {
+    for reader in [Reader::OwnStream, Reader::Recorded, Reader::LastUse] {
+        for sharing in [Sharing::Serialize, Sharing::Refuse] {
+            let lab = Lab::new(Scheduler::Adversarial);
+            let (s, other, launching) = (lab.stream(), lab.stream(), lab.stream());
+            let copied = lab.block(EAGER, BYTES, &s);
+            let block = || lab.block(10, BYTES, &s);
+            let (g1, e1, ()) = lab.capture(&s, CaptureOptions::new(), || lab.fill(&s, &block(), 1));
+            let (g2, e2, y) = lab.capture(&s, CaptureOptions::new().with_pool_of(&g1), || {
+                let y = block();
+                lab.fill(&s, &y, 2);
+                y
+            });
+            assert_eq!(g1.overlap(&g2).len(), 1);
+            e2.launch(&s).unwrap().done.wait().unwrap();
+            let reading = if reader == Reader::OwnStream { &s } else { &other };
+            let gate = lab.device.gate_create().unwrap();
+            lab.device.launch(reading.handle(), Kernel::Wait { gate }).unwrap();
+            lab.copy(reading, &copied, &y);
+            match reader {
+                Reader::OwnStream => {}
+                Reader::Recorded => y.record(reading),
+                Reader::LastUse => y.allocation().record_last_use(&reading.mark_work().unwrap()).unwrap(),
+            }
+            drop(y);
+            let checked = LaunchOptions::new().with_outputs(OutputCheck::Refuse).with_sharing(sharing);
+            let launched = e1.launch_with(&launching, checked).unwrap();
+            assert!(launched.waits, "{reader:?}");
+            // The reader has not run yet, and the launch does not run before it.
+            while lab.device.step() {}
+            assert!(!launched.done.poll().unwrap());
+            lab.device.gate_open(gate).unwrap();
+            lab.device.run_until_idle();
+            assert_eq!(lab.word(&copied), Some(2), "{reader:?}");
+            // Once that is over nothing waits.
+            assert!(!e1.launch(&launching).unwrap().waits);
+            lab.device.run_until_idle();
+            drop((g1, e1, g2, e2, copied, launched));
+            lab.close();
+        }
+    }
+}
+
+#[test]
+fn a_launch_that_cannot_be_ordered_after_such_work_is_refused() {
+    let lab = Lab::new(Scheduler::InOrder);
+    let (s, launching) = (lab.stream(), lab.stream());
+    let (g1, e1, y) = lab.capture(&s, CaptureOptions::new(), || {
+        let y = lab.block(10, BYTES, &s);
+        lab.fill(&s, &y, 2);
+        y
+    });
+    lab.fill(&s, &y, 3);
+    drop(y);
+    let capture = lab.begin(&s, CaptureOptions::new());
+    match e1.launch(&launching) {
+        Err(LaunchError::StillUsed { pool, stream }) => assert_eq!((pool, stream), (g1.pool(), s.id())),
+        other => panic!("{other:?}"),
+    }
+    drop(capture.end().unwrap());
+    assert!(e1.launch(&launching).unwrap().waits);
+    lab.device.run_until_idle();
+    drop((g1, e1));
+    lab.close();
+}

@@ -80,6 +80,9 @@ impl<D: Device> Inner<D> {
         if checkpoint.allocator != self.id {
             return Err(PoolError::CheckpointMismatch { pool: id, why: "it is another allocator's" }.into());
         }
+        if self.shared.registry.is_drawn_from(id) {
+            return Err(AllocError::PoolInCapture { pool: id });
+        }
         let pool = self.pools.get(id)?;
         if self.pools.use_count(id)? <= 0 {
             return Err(PoolError::Released { pool: id }.into());
@@ -99,7 +102,10 @@ impl<D: Device> Inner<D> {
                 return Err(mismatch("a segment is gone").into());
             }
             if !checkpoint.segments.iter().all(|s| state.has_room_for(by_ordinal[&s.ordinal], &s.blocks)) {
-                return Err(mismatch("some of its memory is gone").into());
+                return Err(mismatch(
+                    "some of its memory is gone, or parts of a segment belong to different streams now",
+                )
+                .into());
             }
             let in_pool = |state: &ArenaState, block| {
                 let lane = state.blocks[block].lane as usize;
@@ -176,17 +182,16 @@ impl<D: Device> Inner<D> {
 impl ArenaState {
     /// Whether live blocks of a layout lie where memory is still mapped, in a segment whose blocks join once they are free.
     fn has_room_for(&self, segment: u32, blocks: &[(Units, bool)]) -> bool {
-        let Some((table, first)) = self.segments.get(segment).and_then(|s| Some((s.pages.as_ref()?, s.first))) else {
-            return true;
-        };
+        let Some(found) = self.segments.get(segment) else { return false };
         let mut offset = 0;
         for (size, live) in blocks {
-            if *live && !table.covers(offset, offset + size) {
+            if *live && found.pages.as_ref().is_some_and(|table| !table.covers(offset, offset + size)) {
                 return false;
             }
             offset += size;
         }
-        let (mut at, mut lane) = (first, None);
+        // Free neighbours of two lanes stay apart.
+        let (mut at, mut lane) = (found.first, None);
         while at != NONE {
             let block = &self.blocks[at];
             if block.state != BlockState::Hole && *lane.get_or_insert(block.lane) != block.lane {

@@ -546,3 +546,20 @@ pub(crate) struct PoolCounters {
     pub(crate) allocated_bytes: CounterArray,
     pub(crate) reserved_bytes: CounterArray,
 }
+
+impl PoolCounters {
+    pub(crate) fn reset_peaks(&self) {
+        let figures = self.allocated_bytes.figures().into_iter().chain(self.reserved_bytes.figures());
+        figures.for_each(|(current, peak)| peak.reset(current));
+    }
+
+    pub(crate) fn reset_accumulated(&self) {
+        self.allocated_bytes.reset_accumulated();
+        self.reserved_bytes.reset_accumulated();
+    }
+
+    /// Whether the pool ever had memory, whatever was reset since.
+    pub(crate) fn ever_grew(&self) -> bool {
+        Part::ALL.iter().any(|part| self.reserved_bytes.part(*part).raw().0 > 0)
+    }
+}

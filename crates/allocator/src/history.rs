@@ -128,7 +128,7 @@ pub struct HistoryState {
     chunks: Vec<Arc<[Event]>>,
     /// Events of the first chunk that are too old.
     skip: usize,
-    /// Events that were forgotten because newer ones took their place.
+    /// Events before the first that is kept: newer ones took their place, or keeping a history was begun anew.
     pub forgotten: u64,
 }
 

@@ -18,6 +18,7 @@ mod forward;
 mod growth;
 pub mod history;
 mod hooks;
+mod id_set;
 mod ids;
 mod index;
 mod inner;

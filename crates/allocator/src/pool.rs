@@ -14,6 +14,7 @@ use gpupool_device::Device;
 use crate::arena::Arena;
 use crate::counters::{CounterArray, PoolCounters};
 use crate::error::PoolError;
+use crate::id_set::PoolIdSet;
 use crate::ids::{Part, PoolId};
 use crate::provider::SegmentProvider;
 use crate::sync::{Guard, Mutex, Rank};
@@ -66,7 +67,7 @@ pub(crate) struct PoolTableState<D: Device> {
     pub(crate) no_split: BTreeSet<PoolId>,
     pub(crate) use_on_oom: BTreeSet<PoolId>,
     /// Pools that were forgotten: their ids are not used again (but under policies that take any id).
-    pub(crate) gone: BTreeSet<PoolId>,
+    pub(crate) gone: PoolIdSet,
 }
 
 impl<D: Device> PoolTable<D> {
@@ -75,7 +76,7 @@ impl<D: Device> PoolTable<D> {
             pools: BTreeMap::new(),
             no_split: BTreeSet::new(),
             use_on_oom: BTreeSet::new(),
-            gone: BTreeSet::new(),
+            gone: PoolIdSet::default(),
         };
         Self { state: Mutex::new(Rank::Pool, state) }
     }
@@ -96,7 +97,7 @@ impl<D: Device> PoolTable<D> {
     pub(crate) fn take(&self, id: PoolId, revives: bool) -> Result<Option<Arc<Pool<D>>>, PoolError> {
         let mut table = self.lock();
         let Some(entry) = table.pools.get_mut(&id) else {
-            let gone = revives && table.gone.contains(&id);
+            let gone = revives && table.gone.contains(id);
             return if gone { Err(PoolError::Released { pool: id }) } else { Ok(None) };
         };
         if entry.use_count <= 0 && !revives {
@@ -139,6 +140,11 @@ impl<D: Device> PoolTable<D> {
     /// Pools that nobody uses.
     pub(crate) fn freeable(&self) -> Vec<Arc<Pool<D>>> {
         self.lock().pools.values().filter(|e| e.use_count <= 0).map(|e| Arc::clone(&e.pool)).collect()
+    }
+
+    /// All pools.
+    pub(crate) fn all(&self) -> Vec<Arc<Pool<D>>> {
+        self.lock().pools.values().map(|e| Arc::clone(&e.pool)).collect()
     }
 
     /// Pools in use that no capture was ever routed to: their idle segments may go when memory is short.

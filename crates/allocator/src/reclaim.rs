@@ -435,11 +435,14 @@ impl<D: Device> Inner<D> {
         if table.pools.get(&pool.id).is_some_and(|e| e.use_count <= 0 && Arc::ptr_eq(&e.pool, pool)) {
             table.pools.remove(&pool.id);
             table.use_on_oom.remove(&pool.id);
-            if pool.counters.reserved_bytes.read().all.allocated > 0 {
+            if pool.counters.ever_grew() {
                 table.gone.insert(pool.id);
             }
             drop(table);
             drop(state);
+            if !self.shared.rules.remembers_pools {
+                self.shared.totals.lock().forget_pool(pool.id);
+            }
             self.discard_pool(pool);
         }
     }

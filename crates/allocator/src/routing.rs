@@ -190,7 +190,7 @@ impl<D: Device> Inner<D> {
                 return Err(AllocError::PoolInCapture { pool: id });
             }
             // The session holds the pool on some device; that it was forgotten on this one, where nobody held it, ends nothing.
-            self.pools.lock().gone.remove(&id);
+            self.pools.lock().gone.remove(id);
             self.take_pool(id, None)?;
             let pool = self.pools.get(id)?;
             if let Some(hold) = self.hold(&pool) {

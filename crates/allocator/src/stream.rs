@@ -17,7 +17,6 @@ use std::thread::ThreadId;
 
 use gpupool_device::{Call, Device, DriverError, DriverResult, EventHandle, StreamHandle, code};
 
-use crate::allocator::Allocator;
 use crate::arena::Arena;
 use crate::driver::Driver;
 use crate::ids::StreamId;
@@ -351,12 +350,6 @@ impl<D: Device> Stream<D> {
         self.core.is_reachable()
     }
 
-    /// Whether the stream was registered with this allocator.
-    #[must_use]
-    pub fn is_registered_with(&self, allocator: &Allocator<D>) -> bool {
-        allocator.is_own(self)
-    }
-
     /// Whether the stream was retired: it can no longer be allocated on.
     #[must_use]
     pub fn is_retired(&self) -> bool {
@@ -368,7 +361,7 @@ impl<D: Device> Stream<D> {
     /// A mark after all work that was submitted to the stream before this call. No driver call.
     #[must_use]
     pub fn work_so_far(&self) -> WorkMark<D> {
-        WorkMark { core: Arc::clone(&self.core), mark: self.core.open_mark(), shared: Arc::clone(&self.arena.shared) }
+        WorkMark::new(Arc::clone(&self.core), self.core.open_mark(), Arc::clone(&self.arena.shared))
     }
 
     /// As [`work_so_far`](Self::work_so_far), with an event recorded now: it is done without the work that is submitted later. One
@@ -408,6 +401,10 @@ impl<D: Device> std::fmt::Debug for WorkMark<D> {
 }
 
 impl<D: Device> WorkMark<D> {
+    pub(crate) fn new(core: Arc<StreamCore>, mark: u64, shared: Arc<Shared<D>>) -> Self {
+        Self { core, mark, shared }
+    }
+
     pub(crate) fn parts(&self) -> (&Arc<StreamCore>, u64) {
         (&self.core, self.mark)
     }
@@ -426,6 +423,12 @@ impl<D: Device> WorkMark<D> {
     #[must_use]
     pub fn is_on(&self, stream: &Stream<D>) -> bool {
         Arc::ptr_eq(&self.core, &stream.core)
+    }
+
+    /// Whether the calling thread can record an event on its stream: not on another thread's own default stream.
+    #[must_use]
+    pub fn is_reachable(&self) -> bool {
+        self.core.is_reachable()
     }
 
     /// Whether it is known to be done. One load; asks nobody.
@@ -464,9 +467,33 @@ impl<D: Device> WorkMark<D> {
     ///
     /// # Errors
     ///
-    /// The driver's; `CAPTURE_UNSUPPORTED` when no event can be recorded because the mark's stream is capturing, `INVALID_CONTEXT` when
-    /// it is another thread's own default stream.
+    /// The driver's; `CAPTURE_UNSUPPORTED` when no event can be recorded because the mark's stream is capturing, or when `stream` is, whose
+    /// capture the wait would break; `INVALID_CONTEXT` when either is another thread's own default stream; `INVALID_HANDLE` when `stream`
+    /// was retired.
     pub fn order_before(&self, stream: &Stream<D>) -> DriverResult<bool> {
+        if self.is_on(stream) || self.core.is_done(self.mark) {
+            return Ok(false);
+        }
+        let refuse = |code| Err(DriverError::new(Call::StreamWaitEvent, code));
+        if !stream.is_of_this_thread() {
+            return refuse(code::INVALID_CONTEXT);
+        }
+        if stream.is_retired() {
+            return refuse(code::INVALID_HANDLE);
+        }
+        if stream.arena.shared.driver.capture_status(stream.core.handle)?.is_capturing() {
+            return refuse(code::CAPTURE_UNSUPPORTED);
+        }
+        self.submit_wait(stream)
+    }
+
+    /// As [`order_before`](Self::order_before), by a caller who knows that `stream` is neither capturing nor retired nor another thread's
+    /// own: one query less.
+    ///
+    /// # Errors
+    ///
+    /// As `order_before`, of the mark's stream.
+    pub fn submit_wait(&self, stream: &Stream<D>) -> DriverResult<bool> {
         if self.is_on(stream) || self.core.is_done(self.mark) {
             return Ok(false);
         }

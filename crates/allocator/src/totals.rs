@@ -208,6 +208,13 @@ impl TotalsState {
         arrays.flat_map(StatArray::each).chain([&mut self.oversize_segments])
     }
 
+    /// A pool is gone, and with it its figures: else they would pile up as pools come and go.
+    pub(crate) fn forget_pool(&mut self, pool: PoolId) {
+        if self.pools.get(&pool).is_some_and(|array| array.all.current == 0) {
+            self.pools.remove(&pool);
+        }
+    }
+
     pub(crate) fn reset_peaks(&mut self) {
         self.each().for_each(Stat::reset_peak);
     }

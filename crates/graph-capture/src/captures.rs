@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use gpupool_allocator::state::BlockStatus;
-use gpupool_allocator::{AllocError, Allocator, PoolId, Range, Stream};
+use gpupool_allocator::{Allocator, PoolId, Range, Stream};
 use gpupool_device::{CaptureMode, CaptureStatus, GraphDevice};
 
 use crate::adopted::Adopted;
@@ -207,9 +207,7 @@ impl<D: GraphDevice> Captures<D> {
     /// [`CaptureError::NotCapturing`], those of the allocator, the driver's.
     pub fn adopt(&self, stream: &Stream<D>, pool: PoolChoice) -> Result<Adopted<D>, CaptureError> {
         self.check()?;
-        if !stream.is_registered_with(&self.allocator) {
-            return Err(AllocError::ForeignStream { stream: stream.id() }.into());
-        }
+        self.allocator.check_usable(stream)?;
         let capture = match self.inner.device.capture_status(stream.handle())? {
             CaptureStatus::Active(id) => id,
             _ => return Err(CaptureError::NotCapturing { stream: stream.id() }),

@@ -118,6 +118,16 @@ pub enum LaunchError {
         /// The stream.
         stream: StreamId,
     },
+    /// Work on another stream still uses freed memory that the launch would write, and no event can be recorded there to wait for.
+    #[error(
+        "work on stream {stream} still uses freed memory of pool {pool} that the launch would write, and no event can be recorded there now: the stream is capturing, or is another thread's own default stream"
+    )]
+    StillUsed {
+        /// The pool.
+        pool: PoolId,
+        /// The stream.
+        stream: StreamId,
+    },
     /// A declared input is not the block that it was when it was declared.
     #[error("the declared input at {} ({} bytes) is not the same live block any more: the graph would read stale memory", .range.address, .range.bytes)]
     InputGone {

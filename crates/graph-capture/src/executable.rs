@@ -162,8 +162,9 @@ impl<D: GraphDevice> Executable<D> {
         self.launch_with(stream, LaunchOptions::default())
     }
 
-    /// Submits one run of the graph to `stream`. Never waits on the host. On a stream where its pools' last graph ran too it costs a lock
-    /// a pool and no driver call but the launch; else one event and one wait at most for each pool.
+    /// Submits one run of the graph to `stream`. Never waits on the host. On a stream where its pools' last graph ran too it costs two locks
+    /// a pool and no driver call but the launch; else one event and one wait at most for each pool, and for each stream whose work still uses
+    /// a freed block where the graph writes.
     ///
     /// # Errors
     ///
@@ -198,6 +199,7 @@ impl<D: GraphDevice> Executable<D> {
         let mut waits = false;
         for (pool, state) in graph.pools.iter().zip(&runs) {
             waits |= order(pool, state, stream, options.sharing)?;
+            waits |= order_after_readers(pool, stream, options.sharing)?;
         }
         graph.device.graph_launch(self.exec, stream.handle())?;
         let done = stream.work_so_far();
@@ -334,6 +336,31 @@ fn order<D: GraphDevice>(
     Ok(waits)
 }
 
+/// Orders a launch after the work that still uses freed blocks where the graph writes. Whether it was made to wait.
+fn order_after_readers<D: GraphDevice>(
+    pool: &GraphPool<D>,
+    stream: &Stream<D>,
+    sharing: Sharing,
+) -> Result<bool, LaunchError> {
+    let mut waits = false;
+    if sharing == Sharing::Unchecked {
+        return Ok(waits);
+    }
+    for mark in pool.hold.pending_uses::<D>(&pool.written) {
+        // Nobody may have asked since it was done.
+        if mark.is_reachable() && mark.poll()? {
+            continue;
+        }
+        waits |= mark.submit_wait(stream).map_err(|e| match e.code {
+            gpupool_device::code::CAPTURE_UNSUPPORTED | gpupool_device::code::INVALID_CONTEXT => {
+                LaunchError::StillUsed { pool: pool.runs.pool, stream: mark.stream() }
+            }
+            _ => e.into(),
+        })?;
+    }
+    Ok(waits)
+}
+
 fn order_after<D: GraphDevice>(
     pool: &GraphPool<D>,
     last: &LastRun<D>,
@@ -351,7 +378,7 @@ fn order_after<D: GraphDevice>(
                 Err(LaunchError::PoolInUse { pool: pool.runs.pool, running: last.graph, stream: last.mark.stream() })
             }
         },
-        Sharing::Serialize => last.mark.order_before(stream).map_err(|e| match e.code {
+        Sharing::Serialize => last.mark.submit_wait(stream).map_err(|e| match e.code {
             gpupool_device::code::CAPTURE_UNSUPPORTED => {
                 LaunchError::CannotOrder { running: last.graph, stream: last.mark.stream() }
             }

@@ -153,6 +153,9 @@ impl<D: Device> Allocator<D> {
     /// [`AllocError::ForeignStream`].
     pub fn set_current_stream(&self, stream: &Stream<D>) -> Result<(), AllocError> {
         self.check_stream(stream)?;
+        if !stream.is_of_this_thread() {
+            return Err(AllocError::OtherThreadsStream { stream: stream.id() });
+        }
         let thread = std::thread::current().id();
         self.inner.shared.context.current.lock().insert(thread, stream.core.handle);
         Ok(())
@@ -160,6 +163,22 @@ impl<D: Device> Allocator<D> {
 
     pub(crate) fn is_own(&self, stream: &Stream<D>) -> bool {
         stream.core.allocator == self.inner.id
+    }
+
+    /// Whether this thread may submit work to the stream and ask for memory on it.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::ForeignStream`], [`AllocError::RetiredStream`], [`AllocError::OtherThreadsStream`].
+    pub fn check_usable(&self, stream: &Stream<D>) -> Result<(), AllocError> {
+        self.check_stream(stream)?;
+        if stream.is_retired() {
+            return Err(AllocError::RetiredStream { stream: stream.id() });
+        }
+        if !stream.is_of_this_thread() {
+            return Err(AllocError::OtherThreadsStream { stream: stream.id() });
+        }
+        Ok(())
     }
 
     fn check_stream(&self, stream: &Stream<D>) -> Result<(), AllocError> {
@@ -424,6 +443,10 @@ impl<D: Device> Allocator<D> {
             let _state = arena.lock();
             arena.counters.reset_peaks();
         }
+        for pool in self.inner.pools.all() {
+            let _state = pool.arena.lock();
+            pool.counters.reset_peaks();
+        }
         self.inner.shared.peaks.reset();
         self.inner.shared.totals.lock().reset_peaks();
     }
@@ -433,6 +456,10 @@ impl<D: Device> Allocator<D> {
         for arena in self.inner.arenas() {
             let _state = arena.lock();
             arena.counters.reset_accumulated();
+        }
+        for pool in self.inner.pools.all() {
+            let _state = pool.arena.lock();
+            pool.counters.reset_accumulated();
         }
         self.inner.shared.totals.lock().reset_accumulated();
         *self.inner.folded.lock() = Stats::default();

@@ -55,13 +55,7 @@ impl<D: Device> Allocator<D> {
     ///
     /// [`AllocError::PoolInCapture`] if another session draws from the pool; those of [`create_pool`](Self::create_pool).
     pub fn open_session(&self, stream: &Stream<D>, pool: PoolId) -> Result<SessionKey, AllocError> {
-        self.check_stream(stream)?;
-        if stream.is_retired() {
-            return Err(AllocError::RetiredStream { stream: stream.id() });
-        }
-        if !stream.is_of_this_thread() {
-            return Err(AllocError::OtherThreadsStream { stream: stream.id() });
-        }
+        self.check_usable(stream)?;
         let hold = self.hold_pool(pool)?;
         let registry = &self.inner.shared.registry;
         let session = registry.announce(self.device().ordinal(), stream.core.handle, pool);
@@ -262,9 +256,10 @@ impl<D: Device> Allocator<D> {
     ///
     /// # Errors
     ///
-    /// [`PoolError::Unknown`], [`PoolError::Released`], [`PoolError::CheckpointMismatch`].
+    /// [`PoolError::Unknown`], [`PoolError::Released`], [`PoolError::CheckpointMismatch`]; [`AllocError::PoolInCapture`] while a capture
+    /// draws from the pool; [`AllocError::RetiredStream`], [`AllocError::OtherThreadsStream`].
     pub fn restore_pool(&self, checkpoint: &PoolCheckpoint, stream: &Stream<D>) -> Result<Restored<D>, AllocError> {
-        self.check_stream(stream)?;
+        self.check_usable(stream)?;
         self.inner.restore(checkpoint, stream)
     }
 

@@ -62,6 +62,8 @@ pub(crate) struct ArenaRules {
     pub(crate) cuts_at: Units,
     /// Whether ties between blocks of equal size are broken by address, else by the age of the segment.
     pub(crate) tie_by_address: bool,
+    /// The end of a capture ends all uses of a block by a stream that used it inside, also those from before the capture.
+    pub(crate) capture_ends_earlier_uses: bool,
 }
 
 /// A pool as an arena sees it.

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use gpupool_device::NodeId;
 
 use super::{ArenaState, BlockId, NONE};
+use crate::captures::Range;
 use crate::counters::ArenaCounters;
 use crate::ids::StreamId;
 use crate::stream::StreamCore;
+use crate::units::to_bytes;
 
 /// One stream's use of a block.
 #[derive(Clone, Debug)]
@@ -32,6 +34,13 @@ pub(crate) struct Uses {
     pub(crate) waiting: u32,
     /// Nodes of the capture's graph after which no recorded use is outstanding.
     pub(crate) markers: Vec<NodeId>,
+}
+
+impl Uses {
+    /// Whether a stream is recorded, and not only inside a capture.
+    fn is_used_outside(&self, stream: StreamId) -> bool {
+        self.streams.iter().any(|u| u.core.id == stream) && !self.captured.contains(&stream)
+    }
 }
 
 /// The side table of recorded uses.
@@ -80,8 +89,11 @@ pub(crate) struct PendingQueue {
 impl ArenaState {
     /// Notes that `core` uses a block until it is freed. Its own stream needs no note. O(streams recorded for the block).
     pub(crate) fn record_use(&mut self, id: BlockId, core: &Arc<StreamCore>, in_capture: bool) {
+        let outside = self.uses.get(self.blocks[id].uses).is_some_and(|uses| uses.is_used_outside(core.id));
         self.record_use_until(id, core, None);
+        // What the stream did with the block before it joined the capture goes on whatever the capture becomes.
         if in_capture
+            && (!outside || self.rules.capture_ends_earlier_uses)
             && let Some(uses) = self.uses.get_mut(self.blocks[id].uses)
             && !uses.captured.contains(&core.id)
         {
@@ -99,6 +111,9 @@ impl ArenaState {
             self.blocks[id].uses = self.uses.insert(Uses::default());
         }
         let Some(uses) = self.uses.get_mut(self.blocks[id].uses) else { return };
+        if until.is_some() && !self.rules.capture_ends_earlier_uses {
+            uses.captured.retain(|captured| *captured != core.id);
+        }
         match uses.streams.iter_mut().find(|u| u.core.id == core.id) {
             // Without an end it may go on: what says less wins.
             Some(known) => known.until = known.until.zip(until).map(|(a, b)| a.max(b)),
@@ -146,6 +161,23 @@ impl ArenaState {
     pub(crate) fn awaited_by(&self, core: &StreamCore) -> Vec<(Arc<StreamCore>, u64)> {
         let newest =
             |q: &PendingQueue| q.blocks.iter().rev().find(|(_, id)| self.belongs_to(*id, core)).map(|(m, _)| *m);
+        self.pending.iter().filter_map(|q| Some((Arc::clone(&q.core), newest(q)?))).collect()
+    }
+
+    /// The streams that pending blocks of a pool in these ranges wait for, each with the newest mark. The ranges are in order.
+    pub(crate) fn pending_in(&self, slot: u32, ranges: &[Range]) -> Vec<(Arc<StreamCore>, u64)> {
+        let within = |id: BlockId| {
+            let block = &self.blocks[id];
+            let lane = &self.lanes[block.lane as usize];
+            let segment = self.segments.get(block.segment).filter(|_| lane.slot == slot);
+            segment.is_some_and(|segment| {
+                let address = segment.memory.base.offset(to_bytes(block.offset));
+                let range = Range { address, bytes: to_bytes(block.size) };
+                let first = ranges.partition_point(|r| r.end() <= address);
+                ranges.get(first).is_some_and(|r| r.intersection(range).is_some())
+            })
+        };
+        let newest = |q: &PendingQueue| q.blocks.iter().rev().find(|(_, id)| within(*id)).map(|(mark, _)| *mark);
         self.pending.iter().filter_map(|q| Some((Arc::clone(&q.core), newest(q)?))).collect()
     }
 

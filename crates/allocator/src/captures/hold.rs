@@ -1,5 +1,6 @@
 //! Holding a pool: what a graph keeps so that the memory it baked in stays put.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -12,6 +13,7 @@ use crate::ids::{Part, PoolId};
 use crate::inner::Inner;
 use crate::pool::Pool;
 use crate::stats::PoolStats;
+use crate::stream::WorkMark;
 use crate::units::to_bytes;
 
 /// A range of device addresses.
@@ -114,6 +116,8 @@ pub(crate) trait HeldPool: Send + Sync {
     fn end_capture(&self) -> Recording;
     fn live_blocks(&self) -> Vec<HeldBlock>;
     fn again(&self) -> Option<PoolHold>;
+    /// Each a [`WorkMark`] of the pool's device.
+    fn pending_uses(&self, of: &[Range]) -> Vec<Box<dyn Any>>;
 }
 
 impl PoolHold {
@@ -171,6 +175,14 @@ impl PoolHold {
     #[must_use]
     pub fn live_blocks(&self) -> Vec<HeldBlock> {
         self.0.live_blocks()
+    }
+
+    /// Marks of the work that still uses freed blocks of the pool in these ranges, which are in order and do not overlap: whoever writes
+    /// there must come after it. `D` is the pool's device. O(1) if nothing is pending, else O(pending blocks).
+    #[must_use]
+    pub fn pending_uses<D: Device>(&self, of: &[Range]) -> Vec<WorkMark<D>> {
+        let marks = self.0.pending_uses(of).into_iter();
+        marks.filter_map(|mark| mark.downcast::<WorkMark<D>>().ok()).map(|mark| *mark).collect()
     }
 
     /// Another hold of the same pool; `None` once the allocator is gone.
@@ -256,6 +268,13 @@ impl<D: Device> HeldPool for Held<D> {
 
     fn again(&self) -> Option<PoolHold> {
         self.inner.upgrade()?.hold(&self.pool)
+    }
+
+    fn pending_uses(&self, of: &[Range]) -> Vec<Box<dyn Any>> {
+        let arena = &self.pool.arena;
+        let pending = arena.lock().pending_in(self.pool.slot, of);
+        let mark = |(core, mark)| Box::new(WorkMark::new(core, mark, Arc::clone(&arena.shared))) as Box<dyn Any>;
+        pending.into_iter().map(mark).collect()
     }
 }
 

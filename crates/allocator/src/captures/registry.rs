@@ -170,6 +170,11 @@ impl CaptureRegistry {
         self.open(None, Some(id), pool)
     }
 
+    /// Whether a session draws from a pool.
+    pub(crate) fn is_drawn_from(&self, pool: PoolId) -> bool {
+        !self.is_quiet() && self.sessions.lock().are_drawing_from(pool, None)
+    }
+
     /// Whether another session than `key` draws from a pool.
     pub(crate) fn is_drawn_from_beside(&self, key: SessionKey, pool: PoolId) -> bool {
         self.sessions.lock().are_drawing_from(pool, Some(key))

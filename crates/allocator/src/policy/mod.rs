@@ -58,6 +58,8 @@ pub(crate) struct Rules {
     pub(crate) revives_pools: bool,
     /// A pool that is released more often than it was taken counts below zero; else that release has changed nothing.
     pub(crate) counts_over_releases: bool,
+    /// The figures of pools that are gone stay among those of private pools.
+    pub(crate) remembers_pools: bool,
     /// Collecting garbage frees plain memory that the device may still use, which waits; else that memory stays for now.
     pub(crate) collects_busy_memory: bool,
     /// Pools that graphs may hold serve others too when memory is short, if they opted in.
@@ -90,5 +92,6 @@ fn arena_rules(config: &Config, shared: bool, bins: bool, tie_by_address: bool) 
         large_remainder: LARGE_REMAINDER,
         cuts_at: 0,
         tie_by_address,
+        capture_ends_earlier_uses: shared,
     }
 }

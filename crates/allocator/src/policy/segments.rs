@@ -44,6 +44,7 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
         routing: Routing::CaptureFirst,
         revives_pools: true,
         counts_over_releases: false,
+        remembers_pools: false,
         collects_busy_memory: false,
         overflow_from_held: false,
         ladder: LADDER,

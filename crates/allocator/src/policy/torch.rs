@@ -32,6 +32,7 @@ pub(super) fn rules_2_15(config: &Config) -> Rules {
         routing: Routing::NewestScope,
         revives_pools: false,
         counts_over_releases: true,
+        remembers_pools: true,
         collects_busy_memory: true,
         overflow_from_held: true,
         ladder: LADDER,
