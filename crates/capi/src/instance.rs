@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use gpupool::device::{Address, CaptureMode, InstantiateFlags, Kernel, StreamHandle, StreamKind};
 use gpupool::graphs::{Adopted, Capture, CaptureOptions, Captures, PoolChoice};
 use gpupool::snapshot::Snapshot;
-use gpupool::{Allocation, Allocator, Config, FreeError, PoolHold, PoolId, Stream};
+use gpupool::{Allocation, Allocator, CaptureRegistry, Config, FreeError, PoolHold, PoolId, Stream};
 use parking_lot::Mutex;
 
 use crate::device::Border;
@@ -130,8 +130,9 @@ impl<D: Border> Blocks<D> {
 }
 
 impl<D: Border> Of<D> {
-    pub(crate) fn new(device: Arc<D>, config: Config) -> Result<Self, Failure> {
-        let allocator = Allocator::new(Arc::clone(&device), config)?;
+    /// `captures` is shared by all whose captures may meet: the devices of a process, or of a simulated world.
+    pub(crate) fn new(device: Arc<D>, config: Config, captures: Arc<CaptureRegistry>) -> Result<Self, Failure> {
+        let allocator = Allocator::with_registry(Arc::clone(&device), config, captures)?;
         let captures = Captures::new(&allocator);
         let leaving = Arc::new(Leaving::new(Arc::clone(&device)));
         let queue = Arc::clone(&leaving);

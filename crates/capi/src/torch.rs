@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
+use std::io::Write as _;
 use std::sync::{Arc, LazyLock};
 
-use gpupool::Config;
 use gpupool::device::Address;
 use gpupool::sim::{SimConfig, SimWorld};
+use gpupool::{CaptureRegistry, Config};
 use gpupool_cuda_device::CudaDevice;
 use parking_lot::Mutex;
 
@@ -43,9 +44,9 @@ impl Torch {
         let instance: Arc<dyn Instance> = match &self.simulated {
             Some(world) => {
                 let none = || Failure::new(Status::Unavailable, format!("there is no simulated device {ordinal}"));
-                Arc::new(Of::new(Arc::new(world.device(ordinal).ok_or_else(none)?), config)?)
+                Arc::new(Of::new(Arc::new(world.device(ordinal).ok_or_else(none)?), config, CaptureRegistry::global())?)
             }
-            None => Arc::new(Of::new(Arc::new(CudaDevice::open(ordinal)?), config)?),
+            None => Arc::new(Of::new(Arc::new(CudaDevice::open(ordinal)?), config, CaptureRegistry::global())?),
         };
         let handle = ALLOCATORS.insert(Arc::clone(&instance));
         self.allocators.insert(ordinal, (handle, Arc::clone(&instance)));
@@ -67,7 +68,8 @@ fn all() -> Vec<Arc<dyn Instance>> {
 fn report(what: &str, status: Status) {
     if status != Status::Ok {
         let last = crate::status::last_text();
-        eprintln!("gpupool: {what}: {last}");
+        // A closed standard error is no reason to fail.
+        let _nobody_listens = writeln!(std::io::stderr(), "gpupool: {what}: {last}");
     }
 }
 

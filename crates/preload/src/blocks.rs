@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gpupool::device::{Address, DriverError, StreamHandle, code};
-use gpupool::{AllocError, Allocation, Allocator, Config, Stream};
+use gpupool::{AllocError, Allocation, Allocator, CaptureRegistry, Config, Stream};
 use parking_lot::Mutex;
 
 use crate::front::Front;
@@ -41,8 +41,14 @@ pub(crate) struct Served<D: Front> {
 }
 
 impl<D: Front> Served<D> {
-    pub(crate) fn new(device: Arc<D>, config: Config, one_graph_pool: bool) -> Result<Self, AllocError> {
-        let allocator = Allocator::new(Arc::clone(&device), config)?;
+    /// `captures` is shared by the devices of the process.
+    pub(crate) fn new(
+        device: Arc<D>,
+        config: Config,
+        captures: Arc<CaptureRegistry>,
+        one_graph_pool: bool,
+    ) -> Result<Self, AllocError> {
+        let allocator = Allocator::with_registry(Arc::clone(&device), config, captures)?;
         let leaving = Arc::new(Leaving::new(Arc::clone(&device)));
         let queue = Arc::clone(&leaving);
         allocator.add_janitor(Arc::new(move |wait| queue.tidy(wait)));
@@ -151,7 +157,7 @@ impl<D: Front> Served<D> {
         let stream = unsafe { self.stream(stream) };
         if let Err(error) = block.record_stream(&stream) {
             // The block is the allocator's own, and live: this does not happen. It must not be reused too early all the same.
-            eprintln!("gpupool: {error}");
+            say!("gpupool: {error}");
             self.leaving.after_all_work(Box::new(block), self.streams());
         }
         Answer::Code(0)
@@ -188,7 +194,7 @@ impl<D: Front> Served<D> {
         // SAFETY: the caller's promise.
         let stream = unsafe { self.stream(raw) };
         if let Err(error) = self.allocator.retire_stream(&stream) {
-            eprintln!("gpupool: a stream that is destroyed could not be retired: {error}");
+            say!("gpupool: a stream that is destroyed could not be retired: {error}");
         }
         self.seen.lock().remove(&raw);
         self.device.take_back(stream.handle());

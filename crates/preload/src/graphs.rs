@@ -143,7 +143,7 @@ impl<D: Front> Served<D> {
                 let open = Open { id, session, pool, children: Vec::new() };
                 self.graphs.tables.lock().open.insert(key(stream), open);
             }
-            Err(error) => eprintln!("gpupool: a capture gets no pool, the driver serves its requests: {error}"),
+            Err(error) => say!("gpupool: a capture gets no pool, the driver serves its requests: {error}"),
         }
     }
 
@@ -191,7 +191,7 @@ impl<D: Front> Served<D> {
         let mut orders: Vec<_> = pools.iter().map(|held| held.last.lock()).collect();
         for last in orders.iter().filter_map(|order| order.as_ref()) {
             if let Err(error) = last.order_before(&registered) {
-                eprintln!("gpupool: a launch could not be ordered after one that shares its pool: {error}");
+                say!("gpupool: a launch could not be ordered after one that shares its pool: {error}");
             }
         }
         let code = launch();

@@ -32,7 +32,7 @@ fn own(stream: *mut c_void) -> u64 {
 fn shielded(call: impl FnOnce() -> c_int) -> c_int {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| {
         std::mem::forget(payload);
-        eprintln!("gpupool: a fault of ours was caught at the driver's border; please report it");
+        say!("gpupool: a fault of ours was caught at the driver's border; please report it");
         code::UNKNOWN.cast_signed()
     })
 }

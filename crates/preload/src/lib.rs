@@ -10,6 +10,14 @@
 //! Configured by the environment (`settings.rs`): `GPUPOOL_CONF`, `GPUPOOL_GRAPH_POOL`, `GPUPOOL_LOG`, `GPUPOOL_SNAPSHOT`,
 //! `GPUPOOL_SNAPSHOT_SIGNAL`.
 
+/// Says something on standard error, if anyone listens: a closed one is no reason to fail.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _nobody_listens = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod blocks;
 mod front;
 mod graphs;

@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
+use gpupool::CaptureRegistry;
 use gpupool::device::Device;
 use gpupool::snapshot::Snapshot;
 use gpupool_cuda_device::CudaDevice;
@@ -23,7 +24,7 @@ pub(crate) type Context = Served<CudaDevice>;
 static SETTINGS: LazyLock<Option<Settings>> = LazyLock::new(|| match Settings::read(|name| std::env::var(name).ok()) {
     Ok(settings) => Some(settings),
     Err(wrong) => {
-        eprintln!("gpupool: {wrong}; the driver serves this process");
+        say!("gpupool: {wrong}; the driver serves this process");
         None
     }
 });
@@ -83,17 +84,18 @@ fn open(driver: &Driver, context: *mut c_void) -> Option<Arc<Context>> {
     if codes != (0, 0) || active == 0 {
         return None;
     }
-    let say = |why: &dyn std::fmt::Display| eprintln!("gpupool: device {device}: {why}; the driver serves it");
+    let say = |why: &dyn std::fmt::Display| say!("gpupool: device {device}: {why}; the driver serves it");
     let opened = CudaDevice::open(device.unsigned_abs()).map_err(|e| say(&e)).ok()?;
     if opened.cu_context().cast::<c_void>() != context {
         return None;
     }
-    let served = Served::new(Arc::new(opened), settings.config.clone(), settings.one_graph_pool);
+    let served =
+        Served::new(Arc::new(opened), settings.config.clone(), CaptureRegistry::global(), settings.one_graph_pool);
     let served = Arc::new(served.map_err(|e| say(&e)).ok()?);
     watch_the_end(settings);
     if settings.log {
         let name = &served.device.properties().name;
-        eprintln!("gpupool: serving device {device} ({name}), policy {}", settings.config.policy());
+        say!("gpupool: serving device {device} ({name}), policy {}", settings.config.policy());
     }
     Some(served)
 }
@@ -103,7 +105,8 @@ pub(crate) fn forget(device: c_int) {
     let mut contexts = CONTEXTS.write();
     let of_device = |c: &Option<Arc<Context>>| c.as_ref().is_some_and(|c| c.device.ordinal() == device.unsigned_abs());
     let gone: Vec<_> = contexts.extract_if(|_, c| of_device(c)).collect();
-    contexts.clear();
+    // What is left to the driver may be another context now; what other devices serve stays.
+    contexts.retain(|_, context| context.is_some());
     drop(contexts);
     // Dropping it would give memory back that the driver has taken already.
     std::mem::forget(gone);
@@ -171,7 +174,7 @@ fn snapshots(settings: &Settings) {
             false => snapshot.write_json(BufWriter::new(file)),
         };
         if let Err(error) = File::create(&path).and_then(write) {
-            eprintln!("gpupool: {path}: {error}");
+            say!("gpupool: {path}: {error}");
         }
     }
 }
@@ -185,7 +188,7 @@ fn finish() {
     for context in served() {
         let ((requests, foreign), stats) = (context.counts(), context.allocator.stats());
         let (graphs, execs) = context.graphs.counts();
-        eprintln!(
+        say!(
             "gpupool: device {}: {requests} requests served, {} driver allocations, {} MiB reserved at most, {foreign} foreign frees, \
              {graphs} graphs and {execs} executables hold pools, {} leave",
             context.device.ordinal(),

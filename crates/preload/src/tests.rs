@@ -42,7 +42,7 @@ impl Program {
 
     fn with(config: SimConfig, one_pool: bool) -> Self {
         let d = Arc::new(SimDevice::new(config));
-        let served = Served::new(Arc::clone(&d), Config::new(Policy::Segments), one_pool).unwrap();
+        let served = Served::new(Arc::clone(&d), Config::new(Policy::Segments), Arc::default(), one_pool).unwrap();
         Self { d, served }
     }
 

@@ -3,8 +3,8 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use gpupool::Config;
 use gpupool::sim::{SimConfig, SimDevice};
+use gpupool::{CaptureRegistry, Config};
 use gpupool_cuda_device::{CudaDevice, Unavailable};
 
 use super::{check_out, put, text};
@@ -34,11 +34,11 @@ pub(crate) fn open(device: &str, config: Config) -> Result<Arc<dyn Instance>, Fa
             let defaults = SimConfig::default();
             let capacity = number(defaults.capacity)?;
             let device = SimDevice::new(defaults.with_capacity(capacity));
-            Ok(Arc::new(Of::new(Arc::new(device), config)?))
+            Ok(Arc::new(Of::new(Arc::new(device), config, Arc::default())?))
         }
         "cuda" => {
             let ordinal = u32::try_from(number(0)?).unwrap_or(u32::MAX);
-            Ok(Arc::new(Of::new(Arc::new(CudaDevice::open(ordinal)?), config)?))
+            Ok(Arc::new(Of::new(Arc::new(CudaDevice::open(ordinal)?), config, CaptureRegistry::global())?))
         }
         _ => Err(Failure::argument(format!("`{device}` is no device: use sim, sim:BYTES, cuda or cuda:N"))),
     }

@@ -10,7 +10,7 @@ use crate::instance::Instance;
 const MIB: u64 = 1 << 20;
 
 fn instance() -> Of<SimDevice> {
-    Of::new(Arc::new(SimDevice::new(SimConfig::default())), Config::new(Policy::Segments)).unwrap()
+    Of::new(Arc::new(SimDevice::new(SimConfig::default())), Config::new(Policy::Segments), Arc::default()).unwrap()
 }
 
 fn alloc(of: &Of<SimDevice>, bytes: u64, stream: u64) -> Result<Address, Failure> {
