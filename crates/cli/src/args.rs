@@ -29,6 +29,23 @@ pub(crate) enum Command {
     Inspect(Inspect),
     /// Say what a workload's captures will take, before anything is captured
     Forecast(Forecast),
+    /// Watch a running process through the socket that it opened
+    #[cfg(unix)]
+    Top(Top),
+}
+
+#[cfg(unix)]
+#[derive(Args, Debug)]
+pub(crate) struct Top {
+    /// The socket: of `stress --socket`, or of a program that serves one (`gpupool::snapshot::Live`)
+    #[arg(value_name = "SOCKET")]
+    pub(crate) socket: PathBuf,
+    /// Seconds between two looks
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    pub(crate) interval: f64,
+    /// Look once
+    #[arg(long)]
+    pub(crate) once: bool,
 }
 
 #[derive(Args, Debug)]
@@ -118,6 +135,10 @@ pub(crate) struct Stress {
     /// The table of peers that are present (not in this version)
     #[arg(long)]
     pub(crate) compare: bool,
+    /// Open a socket for `gpupool top` while it runs, which only its owner can read
+    #[cfg(unix)]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) socket: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

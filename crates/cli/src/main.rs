@@ -18,6 +18,8 @@ mod output;
 mod progress;
 mod replay;
 mod stress;
+#[cfg(unix)]
+mod top;
 mod units;
 
 use std::process::ExitCode;
@@ -44,6 +46,8 @@ fn main() -> ExitCode {
         Command::Stress(stress) => stress::run(stress),
         Command::Inspect(inspect) => inspect::run(inspect),
         Command::Forecast(forecast) => forecast::run(forecast),
+        #[cfg(unix)]
+        Command::Top(top) => top::run(top),
     };
     match verdict {
         Ok(Verdict::Good) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,

@@ -1,11 +1,21 @@
 //! `gpupool stress`: operations at random, with every byte checked.
 
+#[cfg(unix)]
+use std::cell::RefCell;
 use std::num::NonZeroU64;
+#[cfg(unix)]
+use std::path::Path;
+#[cfg(unix)]
+use std::sync::Arc;
 use std::time::Duration;
 
 use gpupool_allocator::Policy;
 use gpupool_replay::generate::Shape;
+#[cfg(unix)]
+use gpupool_replay::stress::stress_watched;
 use gpupool_replay::stress::{Limit, StressOptions, StressReport, stress_simulated};
+#[cfg(unix)]
+use gpupool_snapshot::Live;
 use serde::Serialize;
 
 use crate::Verdict;
@@ -64,7 +74,28 @@ fn one(arguments: &Stress, limit: Limit, policy: Policy) -> Result<StressReport,
         capacity: arguments.capacity,
     };
     let say = |operations| progress.say(format!("{what}: {} operations", count(operations)));
+    #[cfg(unix)]
+    if let Some(path) = &arguments.socket {
+        return watched(path, &options, &say);
+    }
     Ok(stress_simulated(&options, &say)?)
+}
+
+/// A run that `gpupool top` can watch.
+#[cfg(unix)]
+fn watched(path: &Path, options: &StressOptions, say: &(dyn Fn(u64) + Sync)) -> Result<StressReport, Failure> {
+    let open = RefCell::new(None);
+    let report = stress_watched(options, say, &|stats| {
+        let live = Live::serve(path, Arc::new(move || Some((0, stats()?))));
+        if live.is_ok() {
+            eprintln!("gpupool: watch with `gpupool top {}`", path.display());
+        }
+        *open.borrow_mut() = Some(live);
+    })?;
+    match open.into_inner() {
+        Some(Err(error)) => Err(Failure::Write { path: path.to_owned(), error }),
+        _ => Ok(report),
+    }
 }
 
 fn text(reports: &[StressReport]) -> String {

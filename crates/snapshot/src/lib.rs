@@ -5,6 +5,7 @@
 //!   and [`read`](Snapshot::read) reads either format, PyTorch's own files too.
 //! * [`Summary`] is what a person asks of a snapshot: where the memory is, and what keeps it there.
 //! * [`write_page`] shows all of it as one page for a browser.
+//! * [`prometheus`] and [`Live`] tell the figures of a running process.
 //! * [`Growth`] is what grew between two.
 //!
 //! # Rules
@@ -20,9 +21,12 @@ mod advice;
 mod convert;
 mod format;
 mod growth;
+#[cfg(unix)]
+mod live;
 mod model;
 mod owners;
 mod page;
+mod prometheus;
 mod read;
 mod stacks;
 mod state;
@@ -31,9 +35,14 @@ mod timeline;
 
 pub use advice::Advice;
 pub use growth::{BlocksOfSize, Change, Growth, OwnerGrowth};
+#[cfg(unix)]
+pub use live::{Live, Sample, StatsSource, read_live};
 pub use model::{Action, Annotation, Block, BlockStatus, Event, Part, Segment, Snapshot, Stage};
 pub use owners::Owned;
 pub use page::write_page;
+#[cfg(feature = "metrics")]
+pub use prometheus::record_metrics;
+pub use prometheus::{PROMETHEUS_TYPE, prometheus};
 pub use read::{Expected, Problem, ReadError};
 pub use stacks::{FrameRef, StackId, Stacks, TextId};
 pub use summary::{Amounts, Bucket, FreeRuns, OfGraph, OfPool, OfSize, OfStream, Outliving, Pinned, Place, Summary};

@@ -91,6 +91,18 @@ fn either_format_tells_the_same() {
     }
 }
 
+/// For tests/memory_viz.sh: torch's snapshots as we write them, in target/.
+#[test]
+#[ignore = "makes files to compare with"]
+fn write_ours_again() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
+    std::fs::create_dir_all(&folder).unwrap();
+    for (name, bytes) in RECORDED {
+        let ours = pickle(&Snapshot::read(name, bytes).unwrap());
+        std::fs::write(folder.join(format!("ours-{name}.pickle")), ours).unwrap();
+    }
+}
+
 /// Every opcode of ours is on the list of PyTorch's viewer.
 #[test]
 fn ours_has_no_opcode_that_the_viewer_does_not_know() {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpupool_allocator::{Config, Policy};
+use gpupool_allocator::{Config, Policy, Stats};
 use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
 use serde::Serialize;
 
@@ -16,6 +16,9 @@ use crate::generate::{Generator, Random, Shape};
 const KEPT_ERRORS: usize = 8;
 /// Streams that each thread makes requests on.
 const STREAMS_PER_THREAD: u32 = 2;
+
+/// Gives an allocator's statistics, or none once it is gone.
+pub type StatsOf = Arc<dyn Fn() -> Option<Stats> + Send + Sync>;
 
 /// How long a run goes on.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -88,9 +91,22 @@ pub enum StressError {
 ///
 /// [`StressError`]. What goes wrong in the run itself is in the report.
 pub fn stress_simulated(options: &StressOptions, progress: &(dyn Fn(u64) + Sync)) -> Result<StressReport, StressError> {
+    stress_watched(options, progress, &|_| ())
+}
+
+/// As [`stress_simulated`]; `ready` is given a source of the allocator's statistics as the run begins, which gives none after its end.
+///
+/// # Errors
+///
+/// [`StressError`].
+pub fn stress_watched(
+    options: &StressOptions,
+    progress: &(dyn Fn(u64) + Sync),
+    ready: &dyn Fn(StatsOf),
+) -> Result<StressReport, StressError> {
     let scheduler = Scheduler::Random { seed: options.seed };
     let config = SimConfig::default().with_scheduler(scheduler).with_capacity(options.capacity);
-    stress(Arc::new(SimDevice::new(config)), options, progress)
+    stress_on(Arc::new(SimDevice::new(config)), options, progress, ready)
 }
 
 /// A run on `device`.
@@ -103,12 +119,23 @@ pub fn stress<D: StressDevice>(
     options: &StressOptions,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<StressReport, StressError> {
+    stress_on(device, options, progress, &|_| ())
+}
+
+fn stress_on<D: StressDevice>(
+    device: Arc<D>,
+    options: &StressOptions,
+    progress: &(dyn Fn(u64) + Sync),
+    ready: &dyn Fn(StatsOf),
+) -> Result<StressReport, StressError> {
     let threads = options.threads.max(1);
     let setup = StressError::Setup;
     let name = device.label();
     let before = device.memory_in_use().unwrap_or(0);
     let common = Common::new(device, Config::new(options.policy), threads * STREAMS_PER_THREAD).map_err(setup)?;
     let common = Arc::new(common);
+    let watched = Arc::downgrade(&common);
+    ready(Arc::new(move || Some(watched.upgrade()?.allocator().stats())));
     let harnesses = (0..threads)
         .map(|thread| {
             let own = (0..STREAMS_PER_THREAD).map(|n| thread * STREAMS_PER_THREAD + n).collect();
