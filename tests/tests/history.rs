@@ -162,3 +162,23 @@ fn states_taken_under_load_agree_with_their_history() {
     });
     agrees(&allocator.state());
 }
+
+/// What a state of 100,000 blocks keeps an allocation waiting for at the most: it locks an arena for one segment at a time.
+#[test]
+#[ignore = "prints a time"]
+fn how_long_a_state_stops_an_allocation() {
+    let (device, allocator) = allocator(Policy::Segments);
+    let stream = allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap());
+    let blocks: Vec<_> = (0..100_000).map(|_| allocator.alloc(512, &stream).unwrap()).collect();
+    let mut times: Vec<std::time::Duration> = (0..51)
+        .map(|_| {
+            let start = std::time::Instant::now();
+            std::hint::black_box(allocator.state());
+            start.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    let segments = allocator.state().segments.len() as u32;
+    println!("{:?} for all, {:?} for each of {segments} segments", times[25], times[25] / segments);
+    drop(blocks);
+}
