@@ -48,7 +48,7 @@ pub use gpupool_device as device;
 /// Captures, graphs and their launches.
 pub use gpupool_graph_capture as graphs;
 
-/// States as data, and as JSON.
+/// States as data: PyTorch's pickle, JSON, what they tell, and the figures of a running process.
 pub use gpupool_snapshot as snapshot;
 
 /// The simulated device.
