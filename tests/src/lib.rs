@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod contract;
 pub mod fake;
+pub mod gpu;
 pub mod graph_bench;
 pub mod lab;
 pub mod machine;

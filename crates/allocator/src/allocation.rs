@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpupool_device::{Address, Device};
+use gpupool_device::{Address, Device, Memory};
 
 use crate::arena::Arena;
 use crate::error::FreeError;
@@ -184,6 +184,16 @@ impl<D: Device> Allocation<D> {
                 Ok(())
             }
         }
+    }
+}
+
+impl<D: Device> Memory for Allocation<D> {
+    fn address(&self) -> Address {
+        Self::address(self)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.size()
     }
 }
 

@@ -344,7 +344,7 @@ impl<D: Device> Inner<D> {
             match *status.insert(self.shared.driver.capture_status(stream.core.handle).ok()?) {
                 CaptureStatus::None => {}
                 CaptureStatus::Active(capture) => return self.hit_in_capture(requested, stream, capture),
-                CaptureStatus::Invalidated(_) => return None,
+                CaptureStatus::Invalidated => return None,
             }
         }
         let size = self.shared.config.rounding().round(requested);

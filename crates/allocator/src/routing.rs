@@ -148,7 +148,7 @@ impl<D: Device> Inner<D> {
         let capture = match status {
             None | Some(CaptureStatus::None) => None,
             Some(CaptureStatus::Active(id)) => Some(id),
-            Some(CaptureStatus::Invalidated(_)) => {
+            Some(CaptureStatus::Invalidated) => {
                 return Err(AllocError::InvalidatedCapture { stream: stream.core.id });
             }
         };

@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Inspect(Inspect),
     /// Say what a workload's captures will take, before anything is captured
     Forecast(Forecast),
+    /// Say which GPUs and driver there are, and what will and will not work on them
+    Doctor(Doctor),
     /// Watch a running process through the socket that it opened
     #[cfg(unix)]
     Top(Top),
@@ -46,6 +48,13 @@ pub(crate) struct Top {
     /// Look once
     #[arg(long)]
     pub(crate) once: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Doctor {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args, Debug)]
@@ -188,27 +197,26 @@ impl FromStr for PolicyChoice {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DeviceChoice {
     Sim,
+    /// A GPU by its ordinal.
+    Cuda(u32),
 }
 
-/// A device that does not exist here.
+/// A word that names no device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum DeviceError {
-    #[error("this build has no CUDA device yet: sim is the one there is")]
-    NoCuda,
-    #[error("a device is sim or cuda[:N]")]
-    Unknown,
-}
+#[error("a device is sim or cuda[:N]")]
+pub(crate) struct DeviceError;
 
 impl FromStr for DeviceChoice {
     type Err = DeviceError;
 
     fn from_str(name: &str) -> Result<Self, DeviceError> {
-        let ordinal = name.strip_prefix("cuda:").is_some_and(|n| n.parse::<u32>().is_ok());
         match name {
             "sim" => Ok(Self::Sim),
-            "cuda" => Err(DeviceError::NoCuda),
-            _ if ordinal => Err(DeviceError::NoCuda),
-            _ => Err(DeviceError::Unknown),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => {
+                let ordinal = name.strip_prefix("cuda:").and_then(|n| n.parse().ok());
+                ordinal.map(Self::Cuda).ok_or(DeviceError)
+            }
         }
     }
 }

@@ -25,6 +25,12 @@ pub(crate) enum Failure {
     /// A replay cannot be made.
     #[error(transparent)]
     Replay(#[from] ReplayError),
+    /// There is no such GPU.
+    #[error(transparent)]
+    Gpu(#[from] gpupool_cuda_device::Unavailable),
+    /// The GPU's kernels cannot be had.
+    #[error(transparent)]
+    Kernels(#[from] gpupool_cuda_device::kernels::KernelError),
     /// Stress cannot be made.
     #[error(transparent)]
     Stress(#[from] StressError),

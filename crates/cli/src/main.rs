@@ -11,6 +11,7 @@
 
 mod args;
 mod conform;
+mod doctor;
 mod failure;
 mod forecast;
 mod inspect;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Command::Forecast(forecast) => forecast::run(forecast),
         #[cfg(unix)]
         Command::Top(top) => top::run(top),
+        Command::Doctor(doctor) => doctor::run(doctor),
     };
     match verdict {
         Ok(Verdict::Good) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,

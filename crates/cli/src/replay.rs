@@ -6,8 +6,11 @@ use std::path::Path;
 
 use comfy_table::Table;
 use gpupool_allocator::{Policy, State};
+use gpupool_cuda_device::CudaDevice;
+use gpupool_device::{Call, DriverError, code};
 use gpupool_replay::BUNDLED_TRACE;
-use gpupool_replay::replay::{Options, Replayed, Report, find_capacity, replay_simulated};
+use gpupool_replay::real::Real;
+use gpupool_replay::replay::{Options, Replayed, Report, find_capacity, replay_on, replay_simulated};
 use gpupool_replay::trace::{Trace, WhatIf, what_if};
 use gpupool_snapshot::{Snapshot, Summary};
 use serde::Serialize;
@@ -76,7 +79,9 @@ pub(crate) fn run(arguments: &Replay) -> Result<Verdict, Failure> {
 
 /// What this version does not do, and arguments that contradict each other.
 fn check(arguments: &Replay) -> Result<(), Failure> {
-    let DeviceChoice::Sim = arguments.device;
+    if arguments.device != DeviceChoice::Sim && arguments.find_capacity {
+        return Err(Failure::Usage("--find-capacity takes --device sim: a GPU's memory cannot be made smaller"));
+    }
     if arguments.preset.is_some() && !arguments.policy.policies().contains(&Policy::Pages) {
         return Err(Failure::Usage("--preset belongs to the policy `pages`"));
     }
@@ -126,7 +131,16 @@ fn one(arguments: &Replay, trace: &Trace, policy: Policy) -> Result<Replayed, Fa
     let what = format!("{} under {policy}", trace.name());
     let mut replayed = {
         let progress = Progress::new(what.clone(), u64::from(trace.counted));
-        replay_simulated(trace, &options, &mut |events| progress.at(events))?
+        let mut at = |events| progress.at(events);
+        match arguments.device {
+            DeviceChoice::Sim => replay_simulated(trace, &options, &mut at)?,
+            DeviceChoice::Cuda(ordinal) => {
+                // Held meanwhile, so that opening it again is quick; and its error says more.
+                let _held = CudaDevice::open(ordinal)?;
+                let gone = |_| DriverError::new(Call::Other, code::NO_DEVICE);
+                replay_on(|| CudaDevice::open(ordinal).map(Real::new).map_err(gone), trace, &options, &mut at)?
+            }
+        }
     };
     if arguments.find_capacity {
         let progress = Progress::spinner(format!("{what}: smallest capacity"));

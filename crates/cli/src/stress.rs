@@ -5,15 +5,16 @@ use std::cell::RefCell;
 use std::num::NonZeroU64;
 #[cfg(unix)]
 use std::path::Path;
-#[cfg(unix)]
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpupool_allocator::Policy;
+use gpupool_cuda_device::CudaDevice;
 use gpupool_replay::generate::Shape;
+use gpupool_replay::real::Real;
 #[cfg(unix)]
 use gpupool_replay::stress::stress_watched;
-use gpupool_replay::stress::{Limit, StressOptions, StressReport, stress_simulated};
+use gpupool_replay::stress::{Limit, StressOptions, StressReport, stress, stress_simulated};
 #[cfg(unix)]
 use gpupool_snapshot::Live;
 use serde::Serialize;
@@ -32,7 +33,6 @@ struct Output<'a> {
 }
 
 pub(crate) fn run(arguments: &Stress) -> Result<Verdict, Failure> {
-    let DeviceChoice::Sim = arguments.device;
     if arguments.compare {
         return Err(Failure::Unavailable("--compare is not in this version: it measures no peers yet"));
     }
@@ -76,9 +76,20 @@ fn one(arguments: &Stress, limit: Limit, policy: Policy) -> Result<StressReport,
     let say = |operations| progress.say(format!("{what}: {} operations", count(operations)));
     #[cfg(unix)]
     if let Some(path) = &arguments.socket {
+        if arguments.device != DeviceChoice::Sim {
+            return Err(Failure::Usage("--socket takes --device sim in this version"));
+        }
         return watched(path, &options, &say);
     }
-    Ok(stress_simulated(&options, &say)?)
+    match arguments.device {
+        DeviceChoice::Sim => Ok(stress_simulated(&options, &say)?),
+        DeviceChoice::Cuda(ordinal) => {
+            let device = CudaDevice::open(ordinal)?;
+            // Loaded now, so that what the driver counts as taken does not change later.
+            device.load_kernels()?;
+            Ok(stress(Arc::new(Real::new(device)), &options, &say)?)
+        }
+    }
 }
 
 /// A run that `gpupool top` can watch.

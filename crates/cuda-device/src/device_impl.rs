@@ -170,7 +170,7 @@ impl Device for CudaDevice {
         let answer = self.ask_capture(Call::StreamGetCaptureInfo, stream)?;
         Ok(match answer.status {
             CaptureAnswer::ACTIVE => CaptureStatus::Active(CaptureId(answer.id)),
-            CaptureAnswer::INVALIDATED => CaptureStatus::Invalidated(CaptureId(answer.id)),
+            CaptureAnswer::INVALIDATED => CaptureStatus::Invalidated,
             _ => CaptureStatus::None,
         })
     }

@@ -62,7 +62,8 @@ pub trait Device: Send + Sync + 'static {
 
     /// Unmaps whole mappings. **The driver does not wait**: a kernel that still uses the range faults.
     ///
-    /// *Errors*: `INVALID_VALUE` for part of a mapping or where nothing is mapped. *Blocks*: no. *Capture*: permitted.
+    /// *Errors*: `INVALID_VALUE` for part of a mapping, and for a start outside every reservation. Where nothing is mapped nothing happens.
+    /// *Blocks*: no. *Capture*: permitted.
     fn unmap(&self, address: Address, bytes: u64) -> DriverResult<()>;
 
     /// Creates an event without timing. *Blocks*: no. *Capture*: permitted.

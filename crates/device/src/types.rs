@@ -84,17 +84,17 @@ pub enum CaptureStatus {
     None,
     /// Capturing under this id.
     Active(CaptureId),
-    /// Still capturing, but a call broke the capture: its end will return an error.
-    Invalidated(CaptureId),
+    /// Still capturing, but a call broke the capture: its end will return an error. It has no id any more.
+    Invalidated,
 }
 
 impl CaptureStatus {
-    /// The capture's id, also when it was invalidated.
+    /// The capture's id. One that was invalidated has none: the driver says 0.
     #[must_use]
     pub const fn id(self) -> Option<CaptureId> {
         match self {
-            Self::None => None,
-            Self::Active(id) | Self::Invalidated(id) => Some(id),
+            Self::None | Self::Invalidated => None,
+            Self::Active(id) => Some(id),
         }
     }
 

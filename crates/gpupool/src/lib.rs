@@ -55,6 +55,10 @@ pub use gpupool_snapshot as snapshot;
 #[cfg(feature = "sim")]
 pub use gpupool_sim_device as sim;
 
+/// The real device.
+#[cfg(feature = "cuda")]
+pub use gpupool_cuda_device as cuda;
+
 /// Workload traces, conformance files, stress and the shadow model.
 #[cfg(feature = "replay")]
 pub use gpupool_replay as replay;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpupool_allocator::state::BlockStatus;
 use gpupool_allocator::{Allocator, PoolId, Range, Stream};
-use gpupool_device::{CaptureMode, CaptureStatus, GraphDevice};
+use gpupool_device::{Call, CaptureMode, CaptureStatus, DriverError, GraphDevice, code};
 
 use crate::adopted::Adopted;
 use crate::capture::{Capture, abandon, not_held_by_others};
@@ -191,12 +191,17 @@ impl<D: GraphDevice> Captures<D> {
     /// The id of the capture that was just begun. If the driver does not say, the capture is ended.
     fn id_of(&self, stream: &Stream<D>) -> Result<gpupool_device::CaptureId, CaptureError> {
         let status = self.inner.device.capture_status(stream.handle());
-        if let Ok(CaptureStatus::Active(id) | CaptureStatus::Invalidated(id)) = status {
+        if let Ok(CaptureStatus::Active(id)) = status {
             return Ok(id);
         }
         abandon(&*self.inner.device, stream.handle());
-        status?;
-        Err(CaptureError::NotCapturing { stream: stream.id() })
+        match status? {
+            // Another thread's call broke it at once.
+            CaptureStatus::Invalidated => {
+                Err(DriverError::new(Call::StreamBeginCapture, code::CAPTURE_INVALIDATED).into())
+            }
+            _ => Err(CaptureError::NotCapturing { stream: stream.id() }),
+        }
     }
 
     /// Gives a capture that someone else has begun on `stream` a pool: from now on its requests are served from there. Without it such

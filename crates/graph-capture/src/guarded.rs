@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use gpupool_allocator::{Allocator, Stream};
-use gpupool_device::{Call, DriverError, EventHandle, GraphDevice, with_relaxed_capture};
+use gpupool_device::{Call, CaptureStatus, DriverError, EventHandle, GraphDevice, code, with_relaxed_capture};
 
 use crate::error::Forbidden;
 
@@ -31,9 +31,10 @@ impl<'a, D: GraphDevice> Guarded<'a, D> {
     }
 
     fn allow(&self, call: Call, stream: &Stream<D>, instead: &'static str) -> Result<(), GuardedError> {
-        match self.device.capture_status(stream.handle())?.id() {
-            Some(capture) => Err(Forbidden { call, stream: stream.id(), capture, instead }.into()),
-            None => Ok(()),
+        match self.device.capture_status(stream.handle())? {
+            CaptureStatus::Active(capture) => Err(Forbidden { call, stream: stream.id(), capture, instead }.into()),
+            CaptureStatus::Invalidated => Err(DriverError::new(call, code::CAPTURE_INVALIDATED).into()),
+            CaptureStatus::None => Ok(()),
         }
     }
 

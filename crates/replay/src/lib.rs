@@ -4,6 +4,7 @@
 //! * [`conform`] is every decision of PyTorch's allocator on a scripted sequence; its runner compares ours with it.
 //! * [`generate`] draws operations from a seed or from any bytes; [`stress`] executes them, from one thread or many,
 //!   with a [`shadow`] model and the contents of every block against them.
+//! * [`real`] puts a real device under either.
 //!
 //! Files come from anywhere: reading one ends, whatever it holds, with the whole of it or an error that names the line.
 #![forbid(unsafe_code)]
@@ -11,6 +12,7 @@
 pub mod conform;
 pub mod forecast;
 pub mod generate;
+pub mod real;
 pub mod replay;
 pub mod shadow;
 pub mod stress;

@@ -1,12 +1,6 @@
 //! Captures: what a stream records instead of running, which streams belong to it, and what breaks it.
 //!
-//! The rules are those measured on an H200. Where nobody asked a real driver, the call is refused with `UNMEASURED` and
-//! the capture survives: destroying a stream that captures, launching or uploading a graph on one, work on the legacy
-//! stream while a blocking stream of the device captures, the legacy stream joining a capture. From the driver's
-//! documentation alone, not measured: what ending on another stream or thread, two captures merging, a legacy stream's
-//! begin and an event of a capture that is over return, and that the captures concerned survive it; that a capture
-//! which is invalidated already still refuses unsafe calls; and that waiting for an event that was never recorded
-//! counts as work from outside.
+//! The rules are those measured on an H200 (docs/driver-rules.md); the contract suite holds both devices to them.
 //!
 //! # Invariants
 //!
@@ -51,6 +45,11 @@ impl Captures {
 
     pub(crate) fn any(&self) -> bool {
         !self.active.is_empty()
+    }
+
+    /// Whether a capture is under way and unbroken.
+    pub(crate) fn is_valid(&self, id: CaptureId) -> bool {
+        self.active.get(&id).is_some_and(|capture| capture.valid)
     }
 
     pub(crate) fn invalidate(&mut self, id: CaptureId) {
@@ -112,26 +111,22 @@ impl State {
         }
     }
 
-    /// A call about which nobody asked a real driver what it does to a capturing stream.
-    pub(crate) fn unmeasured_while_capturing(&self, stream: StreamId) -> Result<(), Code> {
-        if self.capture_of(stream).is_some() { Err(code::UNMEASURED) } else { Ok(()) }
-    }
-
     /// Waiting for the whole device: fails in every mode while one of its streams captures, and breaks that capture.
     pub(crate) fn whole_device_call(&mut self, device: u32) -> Result<(), Code> {
         let Self { captures, streams, .. } = self;
         captures.forbid(|c| c.frontiers.keys().any(|&s| streams.get(s).is_some_and(|s| s.device == device)))
     }
 
-    /// Work on the legacy stream would depend on every blocking stream: refused while one of them captures.
-    pub(crate) fn legacy_is_free(&self, stream: StreamId) -> Result<(), Code> {
-        let Some(this) = self.streams.get(stream).filter(|s| s.kind == Kind::Legacy && self.captures.any()) else {
+    /// Work on the legacy stream would depend on every blocking stream: it fails while one of them captures, in every mode, and breaks that
+    /// capture.
+    pub(crate) fn legacy_is_free(&mut self, stream: StreamId) -> Result<(), Code> {
+        let Self { captures, streams, .. } = self;
+        let Some(this) = streams.get(stream).filter(|s| s.kind == Kind::Legacy && captures.any()) else {
             return Ok(());
         };
         let implicit =
-            |id: &StreamId| self.streams.get(*id).is_some_and(|s| s.device == this.device && s.kind == Kind::Blocking);
-        let blocked = self.captures.active.values().any(|c| c.frontiers.keys().any(implicit));
-        if blocked { Err(code::UNMEASURED) } else { Ok(()) }
+            |id: &StreamId| streams.get(*id).is_some_and(|s| s.device == this.device && s.kind == Kind::Blocking);
+        captures.forbid(|c| c.frontiers.keys().any(implicit)).map_err(|_| code::CAPTURE_IMPLICIT)
     }
 
     pub(crate) fn begin(&mut self, stream: StreamId, mode: CaptureMode) -> Result<(), Code> {
@@ -164,21 +159,15 @@ impl State {
         let id = self.capture_of(stream).ok_or(code::ILLEGAL_STATE)?;
         let capture = self.captures.active.get(&id).ok_or(code::ILLEGAL_STATE)?;
         if capture.origin != stream {
+            self.captures.invalidate(id);
             return Err(code::CAPTURE_UNMATCHED);
         }
-        if capture.mode != CaptureMode::Relaxed && capture.thread != std::thread::current().id() {
-            return Err(code::CAPTURE_WRONG_THREAD);
-        }
+        let stranger = capture.mode != CaptureMode::Relaxed && capture.thread != std::thread::current().id();
         let Some(capture) = self.captures.active.remove(&id) else { return Err(code::ILLEGAL_STATE) };
-        self.captures.count.fetch_sub(1, Relaxed);
-        for stream in capture.frontiers.keys() {
-            if let Some(stream) = self.streams.get_mut(*stream) {
-                stream.capture = None;
-            }
-        }
-        if !capture.valid {
+        self.released(&capture);
+        if stranger || !capture.valid {
             self.graphs.remove(capture.graph);
-            return Err(code::CAPTURE_INVALIDATED);
+            return Err(if stranger { code::CAPTURE_WRONG_THREAD } else { code::CAPTURE_INVALIDATED });
         }
         let own = capture.frontiers.get(&stream).map_or(&[][..], Vec::as_slice);
         let joined = self.graphs.get(capture.graph).map(|g| g.ancestors(own)).unwrap_or_default();
@@ -190,11 +179,31 @@ impl State {
         Ok(capture.graph)
     }
 
+    /// A capture is over: its streams are in none.
+    fn released(&mut self, capture: &Capture) {
+        self.captures.count.fetch_sub(1, Relaxed);
+        for stream in capture.frontiers.keys() {
+            if let Some(stream) = self.streams.get_mut(*stream) {
+                stream.capture = None;
+            }
+        }
+    }
+
+    /// A stream is destroyed. The capture that was begun on it is over; one that it joined goes on.
+    pub(crate) fn leave_capture(&mut self, stream: StreamId) {
+        let Some(id) = self.capture_of(stream) else { return };
+        let begun_here = self.captures.active.get(&id).is_some_and(|c| c.origin == stream);
+        if begun_here && let Some(capture) = self.captures.active.remove(&id) {
+            self.released(&capture);
+            self.graphs.remove(capture.graph);
+        }
+    }
+
     pub(crate) fn status(&self, stream: StreamId) -> CaptureStatus {
         match self.capture_of(stream) {
             None => CaptureStatus::None,
             Some(id) if self.captures.active.get(&id).is_some_and(|c| c.valid) => CaptureStatus::Active(id),
-            Some(id) => CaptureStatus::Invalidated(id),
+            Some(_) => CaptureStatus::Invalidated,
         }
     }
 
@@ -222,14 +231,25 @@ impl State {
 
     /// A stream waits for an event of a capture: it joins, or depends on more of it.
     pub(crate) fn join_capture(&mut self, stream: StreamId, id: CaptureId, nodes: &[NodeId]) -> Result<(), Code> {
-        let capture = self.captures.active.get_mut(&id).ok_or(code::INVALID_VALUE)?;
-        if !capture.valid {
-            return Err(code::CAPTURE_INVALIDATED);
+        if !self.captures.is_valid(id) {
+            // The event leads nowhere, and a capture that was to depend on it is broken.
+            if let Some(own) = self.capture_of(stream) {
+                self.captures.invalidate(own);
+            }
+            return Err(code::INVALID_VALUE);
         }
+        let capture = self.captures.active.get_mut(&id).ok_or(code::INVALID_VALUE)?;
         let this = self.streams.get_mut(stream).ok_or(code::INVALID_HANDLE)?;
         match (this.capture, this.kind) {
-            (Some(other), _) if other != id => return Err(code::CAPTURE_MERGE),
-            (None, Kind::Legacy) => return Err(code::UNMEASURED),
+            (Some(other), _) if other != id => {
+                self.captures.invalidate(id);
+                self.captures.invalidate(other);
+                return Err(code::CAPTURE_MERGE);
+            }
+            (None, Kind::Legacy) => {
+                self.captures.invalidate(id);
+                return Err(code::CAPTURE_IMPLICIT);
+            }
             _ => this.capture = Some(id),
         }
         let frontier = capture.frontiers.entry(stream).or_default();

@@ -34,8 +34,9 @@ fn record_of(state: &mut State, event: EventHandle) -> Result<Option<Arc<Record>
         Recorded::Not => Ok(None),
         Recorded::Work(record) => Ok(Some(Arc::clone(record))),
         Recorded::Captured(id, _) => {
+            let valid = state.captures.is_valid(*id);
             state.captures.invalidate(*id);
-            Err(code::CAPTURED_EVENT)
+            Err(if valid { code::CAPTURED_EVENT } else { code::INVALID_VALUE })
         }
     }
 }
@@ -224,7 +225,7 @@ impl Device for SimDevice {
             let recorded = state.events.get(event).ok_or(code::INVALID_HANDLE)?.recorded.clone();
             match (recorded, state.recording(stream)?) {
                 (Recorded::Captured(id, nodes), _) => state.join_capture(stream, id, &nodes)?,
-                (_, Some(id)) => {
+                (Recorded::Work(_), Some(id)) => {
                     state.captures.invalidate(id);
                     return Err(code::CAPTURE_ISOLATION);
                 }
@@ -232,7 +233,7 @@ impl Device for SimDevice {
                     state.legacy_is_free(stream)?;
                     state.wait_on(stream, &record);
                 }
-                (Recorded::Not, None) => {}
+                (Recorded::Not, _) => {}
             }
             Ok(((), state.config.costs.stream_wait_event))
         })

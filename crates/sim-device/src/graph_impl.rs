@@ -71,7 +71,7 @@ impl GraphDevice for SimDevice {
     fn graph_upload(&self, exec: ExecHandle, stream: StreamHandle) -> DriverResult<()> {
         self.call(Call::GraphUpload, |this, state| {
             let stream = state.stream(this.shared.ordinal, stream)?;
-            state.unmeasured_while_capturing(stream)?;
+            state.not_while_capturing(stream)?;
             let nodes = state.graphs.exec(exec).ok_or(code::INVALID_VALUE)?.nodes.len();
             Ok(((), per_node(nodes, state.config.costs.upload_node)))
         })
@@ -80,7 +80,7 @@ impl GraphDevice for SimDevice {
     fn graph_launch(&self, exec: ExecHandle, stream: StreamHandle) -> DriverResult<()> {
         self.call(Call::GraphLaunch, |this, state| {
             let id = state.stream(this.shared.ordinal, stream)?;
-            state.unmeasured_while_capturing(id)?;
+            state.not_while_capturing(id)?;
             state.legacy_is_free(id)?;
             state.graphs.exec(exec).ok_or(code::INVALID_VALUE)?;
             state.order_with_legacy(id);

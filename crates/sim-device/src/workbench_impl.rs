@@ -28,7 +28,7 @@ impl Workbench for SimDevice {
                 return Err(code::INVALID_HANDLE);
             }
             let stream = state.stream(this.shared.ordinal, stream)?;
-            state.unmeasured_while_capturing(stream)?;
+            state.leave_capture(stream);
             state.streams.destroy(stream);
             state.bury(stream);
             Ok(((), state.config.costs.stream_destroy))

@@ -1,4 +1,4 @@
-//! Captures and graphs.
+//! Captures and graphs: what the contract suite (`gpupool-tests`) does not ask of every device.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -82,86 +82,16 @@ fn a_capture_spreads_to_streams_that_wait_and_comes_back() {
 }
 
 #[test]
-fn a_capture_needs_its_streams_joined() {
-    let d = device();
-    let (a, b, x) = (stream(&d), stream(&d), d.mem_alloc(64).unwrap());
-    let fork = d.event_create().unwrap();
-    d.begin_capture(a, CaptureMode::Global).unwrap();
-    d.launch(a, add(x, 1)).unwrap();
-    d.event_record(fork, a).unwrap();
-    d.stream_wait_event(b, fork).unwrap();
-    d.launch(b, add(x, 1)).unwrap();
-    assert_eq!(d.end_capture(b).unwrap_err().code, code::CAPTURE_UNMATCHED);
-    assert_eq!(d.end_capture(a).unwrap_err().code, code::CAPTURE_UNJOINED);
-    assert_eq!([a, b].map(|s| d.capture_status(s).unwrap()), [CaptureStatus::None; 2], "over all the same");
-    assert_eq!(d.end_capture(a).unwrap_err().code, code::ILLEGAL_STATE);
-    d.launch(b, add(x, 1)).unwrap();
-    d.stream_synchronize(b).unwrap();
-    assert_eq!(word(&d, x), 1);
-}
-
-#[test]
-fn an_invalidated_capture_refuses_work_until_it_is_ended() {
-    let d = device();
-    let (s, x, e) = (stream(&d), d.mem_alloc(64).unwrap(), d.event_create().unwrap());
-    d.begin_capture(s, CaptureMode::Global).unwrap();
-    d.launch(s, add(x, 1)).unwrap();
-    d.event_record(e, s).unwrap();
-    assert_eq!(d.mem_alloc(64).unwrap_err().code, code::CAPTURE_UNSUPPORTED);
-    assert!(matches!(d.capture_status(s).unwrap(), CaptureStatus::Invalidated(_)));
-    assert_eq!(d.capture_frontier(s).unwrap(), None);
-    assert_eq!(d.launch(s, add(x, 1)).unwrap_err().code, code::CAPTURE_INVALIDATED);
-    assert_eq!(d.stream_wait_event(stream(&d), e).unwrap_err().code, code::CAPTURE_INVALIDATED);
-    assert_eq!(d.end_capture(s).unwrap_err().code, code::CAPTURE_INVALIDATED);
-    d.mem_alloc(64).unwrap();
-    let exec = capture(&d, s, || d.launch(s, add(x, 4)).unwrap());
-    d.graph_launch(exec, s).unwrap();
-    d.stream_synchronize(s).unwrap();
-    assert_eq!(word(&d, x), 4, "the stream is usable again");
-}
-
-#[test]
-fn captured_events_stay_captured_after_the_capture_until_recorded_again() {
-    let d = device();
-    let (s, t, e) = (stream(&d), stream(&d), d.event_create().unwrap());
-    let _ = capture(&d, s, || d.event_record(e, s).unwrap());
-    assert_eq!(d.event_query(e).unwrap_err().code, code::CAPTURED_EVENT);
-    assert_eq!(d.event_synchronize(e).unwrap_err().code, code::CAPTURED_EVENT);
-    assert_eq!(d.stream_wait_event(t, e).unwrap_err().code, code::INVALID_VALUE);
-    d.event_record(e, t).unwrap();
-    assert!(d.event_query(e).unwrap());
-}
-
-#[test]
-fn captures_have_owners_and_do_not_merge() {
-    let d = device();
-    let (a, b, e) = (stream(&d), stream(&d), d.event_create().unwrap());
-    d.begin_capture(a, CaptureMode::ThreadLocal).unwrap();
-    d.begin_capture(b, CaptureMode::Relaxed).unwrap();
-    assert_ne!(d.capture_status(a).unwrap(), d.capture_status(b).unwrap());
-    std::thread::scope(|s| {
-        s.spawn(|| {
-            assert_eq!(d.end_capture(a).unwrap_err().code, code::CAPTURE_WRONG_THREAD);
-            d.end_capture(b).unwrap();
-        });
-    });
-    d.begin_capture(b, CaptureMode::Relaxed).unwrap();
-    d.event_record(e, a).unwrap();
-    assert_eq!(d.stream_wait_event(b, e).unwrap_err().code, code::CAPTURE_MERGE);
-    assert_eq!(
-        d.begin_capture(StreamHandle::LEGACY, CaptureMode::Relaxed).unwrap_err().code,
-        code::CAPTURE_UNSUPPORTED
-    );
-    d.begin_capture(StreamHandle::PER_THREAD, CaptureMode::Relaxed).unwrap();
-    let x = Kernel::Wait { gate: d.gate_create().unwrap() };
-    assert_eq!(d.launch(StreamHandle::LEGACY, x).unwrap_err().code, code::UNMEASURED, "an implicit dependency");
-    for s in [a, b, StreamHandle::PER_THREAD] {
-        d.end_capture(s).unwrap();
-    }
-    let other = device();
-    let s = stream(&other);
-    other.begin_capture(s, CaptureMode::Global).unwrap();
-    assert!(other.capture_status(s).unwrap().id().unwrap().0 > 4, "ids are unique in the process");
+fn capture_ids_are_unique_in_the_process() {
+    let ids: std::collections::BTreeSet<_> = (0..3)
+        .map(|_| {
+            let d = device();
+            let s = stream(&d);
+            d.begin_capture(s, CaptureMode::Global).unwrap();
+            d.capture_status(s).unwrap().id()
+        })
+        .collect();
+    assert_eq!((ids.len(), ids.contains(&None)), (3, false));
 }
 
 #[test]

@@ -61,8 +61,6 @@ enum Rule {
     Permitted,
     /// Fails with this code in every column; whether the capture is invalidated.
     Fails(u32, bool),
-    /// Nobody has measured it: the simulated device refuses it, a real one is asked what it does.
-    Survey,
 }
 
 fn fixture<S: Subject>(s: &S, mode: CaptureMode) -> Fixture<'_, S> {
@@ -167,13 +165,16 @@ fn rows<S: Subject>() -> Vec<Row<S>> {
         ("cuCtxSynchronize", Rule::Fails(code::CAPTURE_UNSUPPORTED, true), |f| f.d.device_synchronize()),
         ("cuStreamGetCaptureInfo", Rule::Permitted, |f| f.d.capture_frontier(f.capturing).map(drop)),
         ("cuGraphDestroy of another graph", Rule::Permitted, |f| f.d.graph_destroy(f.graph)),
-        ("cuStreamDestroy of the capturing stream", Rule::Survey, |f| f.d.stream_destroy(f.capturing)),
-        ("cuGraphLaunch on the capturing stream", Rule::Survey, |f| f.d.graph_launch(f.exec, f.capturing)),
-        ("cuGraphUpload on the capturing stream", Rule::Survey, |f| f.d.graph_upload(f.exec, f.capturing)),
-        ("the legacy stream waits on a captured event", Rule::Survey, |f| {
+        ("cuGraphLaunch on the capturing stream", Rule::Fails(code::CAPTURE_UNSUPPORTED, true), |f| {
+            f.d.graph_launch(f.exec, f.capturing)
+        }),
+        ("cuGraphUpload on the capturing stream", Rule::Fails(code::CAPTURE_UNSUPPORTED, true), |f| {
+            f.d.graph_upload(f.exec, f.capturing)
+        }),
+        ("the legacy stream waits on a captured event", Rule::Fails(code::CAPTURE_IMPLICIT, true), |f| {
             f.d.stream_wait_event(StreamHandle::LEGACY, f.captured)
         }),
-        ("cuStreamDestroy of a stream that joined", Rule::Survey, |f| {
+        ("cuStreamDestroy of a stream that joined", Rule::Permitted, |f| {
             f.d.stream_wait_event(f.other, f.captured)?;
             f.d.stream_destroy(f.other)
         }),
@@ -199,36 +200,22 @@ pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
         ("the exchange is the thread's own and goes back", exchange),
         ("a thread in thread-local mode is not stopped by the global capture of another", thread_local_passes),
         ("work on the legacy stream while a blocking stream captures", implicit),
-        ("what nobody had measured", survey),
+        ("destroying the capturing stream ends its capture", destroyed),
     ]
 }
 
 fn the_table<S: Subject>(s: &S) {
-    let measured = rows::<S>().into_iter().filter(|(_, rule, _)| !matches!(rule, Rule::Survey));
-    compare(s, measured.collect());
-}
-
-fn survey<S: Subject>(s: &S) {
-    compare(s, rows::<S>().into_iter().filter(|(_, rule, _)| matches!(rule, Rule::Survey)).collect());
-}
-
-fn compare<S: Subject>(s: &S, rows: Vec<Row<S>>) {
     let mut wrong = Vec::new();
-    for (name, rule, call) in rows {
+    for (name, rule, call) in rows::<S>() {
         for (index, column) in COLUMNS.into_iter().enumerate() {
             let f = fixture(s, column.mode);
             let result = perform(&f, column, call);
             let at = format!("{name}; {}", column.name);
             let status = f.d.capture_status(f.capturing);
-            let invalidated = matches!(status, Ok(CaptureStatus::Invalidated(_)));
+            let invalidated = matches!(status, Ok(CaptureStatus::Invalidated));
             let end = f.d.end_capture(f.capturing).map_or_else(|e| e.code, |_| 0);
             let found: Outcome = (result.map_or_else(|e| e.code, |()| 0), invalidated, end);
             let (code, invalidates) = match rule {
-                Rule::Survey if S::REAL => {
-                    println!("measured: {at}: {found:?} {status:?}");
-                    continue;
-                }
-                Rule::Survey => (code::UNMEASURED, false),
                 Rule::Unsafe if index < 3 => (code::CAPTURE_UNSUPPORTED, true),
                 Rule::Unsafe | Rule::Permitted => (0, false),
                 Rule::Fails(code, invalidates) => (code, invalidates),
@@ -287,13 +274,21 @@ fn implicit<S: Subject>(s: &S) {
             f.d.begin_capture(blocking, column.mode).unwrap();
             f.d.launch(blocking, Kernel::Fill { dst: f.block, bytes: 64, value: 2 }).unwrap();
             let result = perform(&f, column, call).map_or_else(|e| e.code, |()| 0);
-            let invalidated = matches!(f.d.capture_status(blocking), Ok(CaptureStatus::Invalidated(_)));
+            let invalidated = matches!(f.d.capture_status(blocking), Ok(CaptureStatus::Invalidated));
             let found: Outcome = (result, invalidated, f.d.end_capture(blocking).map_or_else(|e| e.code, |_| 0));
-            if S::REAL {
-                println!("measured: {name} on the legacy stream; {}: {found:?}", column.name);
-            } else {
-                assert_eq!(found, (code::UNMEASURED, false, 0), "{name}; {}", column.name);
-            }
+            let expected = (code::CAPTURE_IMPLICIT, true, code::CAPTURE_INVALIDATED);
+            assert_eq!(found, expected, "{name} on the legacy stream; {}", column.name);
         }
+    }
+}
+
+/// In every column: the destroy succeeds, the stream and its capture are gone, and the mode watches nobody any more.
+fn destroyed<S: Subject>(s: &S) {
+    for column in COLUMNS {
+        let f = fixture(s, column.mode);
+        let result = perform(&f, column, |f| f.d.stream_destroy(f.capturing));
+        assert_eq!(result, Ok(()), "{}", column.name);
+        assert_eq!(f.d.end_capture(f.capturing).unwrap_err().code, code::INVALID_HANDLE);
+        f.d.mem_free(f.block).unwrap();
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gpupool_allocator::state::SegmentState;
 use gpupool_allocator::{Allocation, PoolId, State};
-use gpupool_device::StreamHandle;
+use gpupool_device::{Address, StreamHandle};
 use hashbrown::HashMap;
 
 use super::report::{PoolReport, SegmentReport};
@@ -12,6 +12,9 @@ use super::setup::Plan;
 use super::turn::{Observer, Ours, PoolIds};
 use super::{Meter, ReplayDevice};
 use crate::trace::{Event, Trace};
+
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x100_0000_01b3;
 
 /// A figure and the most it ever was.
 #[derive(Clone, Copy, Default, Debug)]
@@ -59,6 +62,12 @@ pub(super) struct Watch<'a> {
     pools: HashMap<PoolId, PoolFigures>,
     /// Private pools of live blocks, by address.
     homes: HashMap<u64, PoolId>,
+    /// Segments that exist, by address: ordinal.
+    starts: BTreeMap<u64, u64>,
+    /// The block that the event under way was given.
+    given: Option<u64>,
+    placements: u64,
+    addresses: Vec<Address>,
     at_peak: Option<State>,
 }
 
@@ -77,6 +86,10 @@ impl<'a> Watch<'a> {
             standing: BTreeMap::new(),
             pools: HashMap::new(),
             homes: HashMap::new(),
+            starts: BTreeMap::new(),
+            given: None,
+            placements: FNV_OFFSET,
+            addresses: Vec::new(),
             at_peak: None,
         }
     }
@@ -87,6 +100,25 @@ impl<'a> Watch<'a> {
 
     pub(super) fn counted(&self) -> u64 {
         self.counted
+    }
+
+    /// A digest of where each block was: its segment's ordinal and its offset there, in order.
+    pub(super) fn placements(&self) -> u64 {
+        self.placements
+    }
+
+    /// Where the segments were, in order of creation.
+    pub(super) fn addresses(&self) -> Vec<Address> {
+        self.addresses.clone()
+    }
+
+    /// Adds the block that the event was given to the digest (FNV-1a, a word at a time).
+    fn place(&mut self) {
+        let Some(address) = self.given.take() else { return };
+        let Some((start, ordinal)) = self.starts.range(..=address).next_back() else { return };
+        for word in [*ordinal, address - start] {
+            self.placements = (self.placements ^ word).wrapping_mul(FNV_PRIME);
+        }
     }
 
     /// The segments, the private pools, and the state at the peak.
@@ -108,6 +140,7 @@ impl<'a> Watch<'a> {
 
     /// Memory came or went: compares the segments with those known.
     fn refresh(&mut self, state: State, event: Event) {
+        self.starts = state.segments.iter().map(|segment| (segment.address.0, segment.ordinal)).collect();
         let mut gone: BTreeMap<u64, (usize, PoolId)> = std::mem::take(&mut self.standing);
         for segment in &state.segments {
             if let Some(known) = gone.remove(&segment.ordinal) {
@@ -117,6 +150,7 @@ impl<'a> Watch<'a> {
             }
             self.standing.insert(segment.ordinal, (self.segments.len(), segment.pool));
             let pool = if segment.pool.is_default() { 0 } else { segment.pool.0 };
+            self.addresses.push(segment.address);
             self.segments.push(SegmentReport {
                 ordinal: segment.ordinal,
                 bytes: segment.size,
@@ -166,6 +200,7 @@ impl<'a> Watch<'a> {
 impl<D: ReplayDevice> Observer<Ours<D>> for Watch<'_> {
     fn allocated(&mut self, backend: &Ours<D>, block: &Allocation<Meter<D>>, stream: u16) {
         self.allocated.rise(block.size());
+        self.given = Some(block.address().0).filter(|&address| address != 0);
         let pool = backend.pool_for(stream);
         if !pool.is_default() {
             self.homes.insert(block.address().0, pool);
@@ -186,6 +221,7 @@ impl<D: ReplayDevice> Observer<Ours<D>> for Watch<'_> {
             self.memory_calls = calls;
             self.refresh(backend.allocator.state(), event);
         }
+        self.place();
         if event.counts() {
             self.counted += 1;
             if self.counted.is_multiple_of(1024) {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use gpupool_device::Address;
 use serde::ser::SerializeTuple;
 use serde::{Serialize, Serializer};
 
@@ -44,6 +45,12 @@ pub struct Report {
     pub iterations: Vec<Iteration>,
     /// Every segment of the first turn, in order of creation.
     pub segments: Vec<SegmentReport>,
+    /// Where the segments were, in order of creation: to have a simulated device place them so.
+    #[serde(skip)]
+    pub addresses: Vec<Address>,
+    /// A digest of where each block of the first turn was: segment by ordinal, and offset. Equal digests, equal placements.
+    #[serde(serialize_with = "hexadecimal")]
+    pub placements: u64,
     /// Nanoseconds of host time an event costs: the median of the warm turns, less the loop itself. `None` if none
     /// was whole.
     pub ns_per_event: Option<f64>,
@@ -60,6 +67,10 @@ pub struct Report {
     /// The smallest capacity at which the trace completes, if it was looked for; `null` in JSON if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_capacity: Option<Option<u64>>,
+}
+
+fn hexadecimal<S: Serializer>(value: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{value:016x}"))
 }
 
 /// Where a replay ran out of memory.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use gpupool_allocator::config::ConfigError;
 use gpupool_allocator::history::HistoryOptions;
 use gpupool_allocator::{AllocError, Allocator, CaptureRegistry, Config, PageStats, Policy, Preset, State};
-use gpupool_device::{Device, DriverError};
+use gpupool_device::{Device, DriverError, DriverResult};
 use gpupool_sim_device::{Placement, SimConfig, SimDevice};
 
 use super::meter::Metered;
@@ -117,7 +117,7 @@ pub fn replay_simulated(
     options: &Options,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Replayed, ReplayError> {
-    replay_on(|| simulated(trace, options), trace, options, progress)
+    replay_on(|| Ok(simulated(trace, options)), trace, options, progress)
 }
 
 /// A simulated device for a trace, with segments placed as recorded where that makes sense (R4).
@@ -139,12 +139,16 @@ fn simulated(trace: &Trace, options: &Options) -> SimDevice {
 ///
 /// See [`ReplayError`].
 pub fn replay_on<D: ReplayDevice>(
-    device: impl Fn() -> D,
+    device: impl Fn() -> DriverResult<D>,
     trace: &Trace,
     options: &Options,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Replayed, ReplayError> {
-    Session::new(device(), trace, options)?.whole(device, progress)
+    Session::new(made(&device, trace)?, trace, options)?.whole(device, progress)
+}
+
+fn made<D>(device: impl Fn() -> DriverResult<D>, trace: &Trace) -> Result<D, ReplayError> {
+    device().map_err(|error| ReplayError::Device { trace: trace.name().to_owned(), error })
 }
 
 /// Whether the trace completes in one turn with these options.
@@ -192,7 +196,11 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
         Ok(Self { trace, options, plan, live, ours, meter, pages: PageStats::default() })
     }
 
-    fn whole(mut self, device: impl Fn() -> D, progress: &mut dyn FnMut(u64)) -> Result<Replayed, ReplayError> {
+    fn whole(
+        mut self,
+        device: impl Fn() -> DriverResult<D>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Replayed, ReplayError> {
         let trace = self.trace;
         let plan = Plan::new(trace, self.options.completion_lag);
         if self.options.wants_state {
@@ -204,6 +212,8 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
         let (peak_allocated, events) = (watch.peak_allocated(), watch.counted());
         // The allocator's own figure is exact under every policy, within an event too.
         let peak_reserved = self.peak_reserved();
+        let placements = watch.placements();
+        let addresses = watch.addresses();
         let (segments, pools, at_peak) = watch.into_parts();
         let metered = self.meter.read();
         let peak_requested = trace.peak_requested();
@@ -224,6 +234,8 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
             driver_us: metered.spent_ns as f64 / 1e3,
             iterations: vec![self.iteration(metered, peak_reserved)],
             segments,
+            placements,
+            addresses,
             ns_per_event: None,
             timed_turns: 0,
             pools,
@@ -240,7 +252,7 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
     }
 
     /// The turns after the first: those asked for, and more if too few were timed.
-    fn warm(&mut self, device: impl Fn() -> D, report: &mut Report) -> Result<(), ReplayError> {
+    fn warm(&mut self, device: impl Fn() -> DriverResult<D>, report: &mut Report) -> Result<(), ReplayError> {
         let mut times = Vec::new();
         let mut spent = Duration::ZERO;
         for number in 2.. {
@@ -267,7 +279,7 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
             }
         }
         if self.options.timed && !times.is_empty() {
-            let loop_ns = self.loop_alone(device(), times.len())?;
+            let loop_ns = self.loop_alone(made(device, self.trace)?, times.len())?;
             report.timed_turns = times.len() as u32;
             let events = f64::from(self.trace.counted.max(1));
             report.ns_per_event = Some((median(times) - loop_ns).max(0.0) / events);

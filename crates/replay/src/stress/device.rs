@@ -24,6 +24,10 @@ pub trait StressDevice: Workbench {
         Vec::new()
     }
 
+    /// Does once what a run does many times, on as many streams, so that what a driver takes for itself is taken before memory in use is
+    /// compared.
+    fn warm_up(&self, _streams: u32) {}
+
     /// Bytes of memory that are taken, if the device knows its own from others'.
     fn memory_in_use(&self) -> Option<u64> {
         None

@@ -131,6 +131,7 @@ fn stress_on<D: StressDevice>(
     let threads = options.threads.max(1);
     let setup = StressError::Setup;
     let name = device.label();
+    device.warm_up(threads * STREAMS_PER_THREAD + 1);
     let before = device.memory_in_use().unwrap_or(0);
     let common = Common::new(device, Config::new(options.policy), threads * STREAMS_PER_THREAD).map_err(setup)?;
     let common = Arc::new(common);

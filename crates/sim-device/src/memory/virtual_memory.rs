@@ -109,16 +109,27 @@ impl Memory {
         Ok(costs.set_access(&new, (tiles.len() - new.len()) as u64))
     }
 
+    /// The mappings of a range that starts in a reservation and cuts none of them. There may be holes between and around them.
+    fn whole_mappings(&self, address: u64, bytes: u64) -> Result<Vec<(u64, Mapping)>, u32> {
+        let end = address.checked_add(bytes).filter(|_| bytes > 0).ok_or(code::INVALID_VALUE)?;
+        let reservation = self.reservations.range(..=address).next_back();
+        let inside = reservation.is_some_and(|(&start, &size)| start + size > address);
+        let cut = self.mappings.range(..address).next_back().is_some_and(|(&start, m)| start + m.bytes > address);
+        let found: Vec<_> = self.mappings.range(address..end).map(|(&start, m)| (start, *m)).collect();
+        let whole = found.iter().all(|(start, m)| m.handle.is_some() && start + m.bytes <= end);
+        if inside && !cut && whole { Ok(found) } else { Err(code::INVALID_VALUE) }
+    }
+
     /// What whole mappings in a range lead to, or the error that unmapping them would be.
     pub(crate) fn unmappable(&self, address: u64, bytes: u64) -> Result<Vec<Piece>, u32> {
         let piece =
             |(start, m): (u64, Mapping)| Piece { address: start, physical: m.physical, bytes: m.bytes, since: m.since };
-        Ok(self.tiles(address, bytes)?.into_iter().map(piece).collect())
+        Ok(self.whole_mappings(address, bytes)?.into_iter().map(piece).collect())
     }
 
     /// Unmaps whole mappings. The physical ranges that are gone, and the call's cost.
     pub(crate) fn unmap(&mut self, address: u64, bytes: u64, costs: &CostModel) -> Result<(Vec<Physical>, u64), u32> {
-        let tiles = self.tiles(address, bytes)?;
+        let tiles = self.whole_mappings(address, bytes)?;
         let mut gone = Vec::new();
         for (start, tile) in &tiles {
             self.mappings.remove(start);
