@@ -201,7 +201,7 @@ impl<D: Device> Drop for Allocation<D> {
     #[inline]
     fn drop(&mut self) {
         if let Some(Owner::Block(b)) = &self.owner
-            && b.arena.bin_free(b.block, b.generation, b.borrower.as_deref())
+            && b.arena.usual_free(b.block, b.generation, b.borrower.as_deref())
         {
             return;
         }

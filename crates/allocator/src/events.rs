@@ -9,7 +9,7 @@ use crate::error::{AllocError, FreeError};
 use crate::history::Action;
 use crate::ids::StreamId;
 use crate::inner::Inner;
-use crate::shared::{QUARANTINES, RECORDS, Shared};
+use crate::shared::{BINLESS, QUARANTINES, RECORDS, Shared};
 use crate::stream::StreamCore;
 
 /// Pending blocks that share an event at most, and their bytes.
@@ -31,12 +31,12 @@ impl<D: Device> Shared<D> {
 }
 
 impl<D: Device> Arena<D> {
-    /// The usual free: nothing unusual is under way, nothing but its own stream used the block, and its bin takes it. Whether that was so;
-    /// if not, nothing has changed and [`free`](Self::free) must do it.
+    /// The usual free: nothing unusual is under way, and nothing but its own stream used the block. Whether that was so; if not, nothing has
+    /// changed and [`free`](Self::free) must do it.
     #[inline]
-    pub(crate) fn bin_free(&self, id: BlockId, generation: u32, on: Option<&StreamCore>) -> bool {
-        self.shared.attention() & (RECORDS | QUARANTINES) == 0
-            && self.lock().bin_free(id, generation, on, &self.counters)
+    pub(crate) fn usual_free(&self, id: BlockId, generation: u32, on: Option<&StreamCore>) -> bool {
+        self.shared.attention() & (RECORDS | QUARANTINES | BINLESS) == 0
+            && self.lock().usual_free(id, generation, on, &self.counters)
     }
 
     /// Frees a block: at once when nothing but its own stream used it, else once the recorded streams are done with it.

@@ -304,10 +304,10 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// The usual request: nothing unusual is under way, and the stream's bin holds a block of its size. `None`, with nothing changed, if
-    /// the long way must be taken.
+    /// The usual request: nothing unusual is under way, and the stream's lane holds a block for it. `None`, with nothing changed, if the
+    /// long way must be taken.
     #[inline]
-    pub(crate) fn bin_hit(&self, requested: u64, stream: &Stream<D>) -> Option<Served<D>> {
+    pub(crate) fn usual_hit(&self, requested: u64, stream: &Stream<D>) -> Option<Served<D>> {
         let (shared, arena) = (&*self.shared, &stream.arena);
         // Bytes of zero are none of these, since one less is the most there is.
         let usual =
@@ -317,7 +317,7 @@ impl<D: Device> Inner<D> {
         }
         let size = shared.config.rounding().round(requested);
         let lane = stream.lane + u32::from(size > SMALL_LIMIT);
-        let handed = arena.lock().bin_hit(lane, size, requested, &arena.counters)?;
+        let handed = arena.lock().hit(lane, size, requested, &arena.counters)?;
         Some(Served { arena: Arc::clone(arena), handed, borrower: None })
     }
 

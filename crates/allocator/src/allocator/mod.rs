@@ -197,7 +197,7 @@ impl<D: Device> Allocator<D> {
     /// See [`AllocError`]. A failed call changes no live block, route or handle; cached memory may have been given back.
     #[inline]
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
-        match self.inner.bin_hit(bytes, stream) {
+        match self.inner.usual_hit(bytes, stream) {
             Some(served) => Ok(Allocation::new(served, bytes)),
             None => self.alloc_the_long_way(bytes, stream),
         }

@@ -72,6 +72,15 @@ impl ArenaState {
         self.merge(id, 0, 0, counters);
     }
 
+    /// As [`free_now`](Self::free_now), for a block that its bin would not take.
+    pub(super) fn free_past_bin(&mut self, id: BlockId, counters: &ArenaCounters) {
+        let (part, bytes) = self.disowned(id, counters);
+        counters.freed(part, bytes, self.blocks[id].requested as i64);
+        self.repetition.block_freed(part, counters);
+        self.stamp(id);
+        self.merge(id, 0, 0, counters);
+    }
+
     /// Merges a block that is in no index with its free neighbours and puts the result into the index. `counted` blocks and bytes
     /// of it are in `inactive_split` already.
     pub(crate) fn merge(&mut self, id: BlockId, counted: i64, counted_bytes: i64, counters: &ArenaCounters) {

@@ -34,6 +34,48 @@ impl ArenaState {
         Some(Handed { block: id, generation: block.generation, address, bytes: size })
     }
 
+    /// As [`bin_hit`](Self::bin_hit), else from the lane's free index: what a request does that nothing unusual concerns. O(1), or O(log n).
+    #[inline]
+    pub(crate) fn hit(&mut self, lane: u32, size: u64, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
+        match self.bin_hit(lane, size, requested, counters) {
+            Some(handed) => Some(handed),
+            None => self.index_hit(lane, size, requested, counters),
+        }
+    }
+
+    #[inline(never)]
+    fn index_hit(&mut self, lane: u32, size: u64, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
+        let block = self.take(lane, size, false, counters)?;
+        self.hand_out(block, size, requested, counters)
+    }
+
+    /// As [`bin_free`](Self::bin_free), else merged and indexed: a free that nothing unusual concerns. Whether it was one; if not, nothing has
+    /// changed. O(1), or O(log n).
+    #[inline]
+    pub(crate) fn usual_free(
+        &mut self,
+        id: BlockId,
+        generation: u32,
+        on: Option<&StreamCore>,
+        counters: &ArenaCounters,
+    ) -> bool {
+        self.bin_free(id, generation, on, counters) || self.index_free(id, generation, on, counters)
+    }
+
+    #[inline(never)]
+    fn index_free(&mut self, id: BlockId, generation: u32, on: Option<&StreamCore>, counters: &ArenaCounters) -> bool {
+        if !self.is_live(id, generation) {
+            return false;
+        }
+        let block = &self.blocks[id];
+        let own = on.is_none_or(|core| core.id == self.lanes[block.lane as usize].core.id);
+        if block.uses != NONE || !own {
+            return false;
+        }
+        self.free_past_bin(id, counters);
+        true
+    }
+
     /// Frees a live block into its lane's bin, if nothing but its own stream used it; `on` is the stream that frees it, where that may be
     /// another. Whether it did; if not, nothing has changed. O(1).
     #[inline]

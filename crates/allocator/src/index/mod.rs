@@ -31,6 +31,7 @@ pub(crate) struct Key {
 }
 
 impl Key {
+    #[inline]
     pub(crate) fn of(blocks: &Blocks, ties: &impl TieBreak, id: BlockId) -> Self {
         let b = &blocks[id];
         Self { size: b.size, tie: ties.tie(b.segment), offset: b.offset }

@@ -12,6 +12,13 @@ const fn priority(id: BlockId) -> u32 {
     (h >> 32) as u32
 }
 
+/// Whether `key` is before node `at`. Most nodes differ in size: the tie is looked up only where it matters.
+#[inline]
+fn is_before(blocks: &Blocks, ties: &impl TieBreak, key: Key, at: BlockId) -> bool {
+    let size = blocks[at].size;
+    if size == key.size { key < Key::of(blocks, ties, at) } else { key.size < size }
+}
+
 /// Adds `id`; returns the new root.
 pub(super) fn insert(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, id: BlockId) -> u32 {
     let (key, rank) = (Key::of(blocks, ties, id), priority(id));
@@ -20,7 +27,7 @@ pub(super) fn insert(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, id: B
     let mut at = root;
     while at != NONE && priority(at) >= rank {
         parent = at;
-        went_left = key < Key::of(blocks, ties, at);
+        went_left = is_before(blocks, ties, key, at);
         at = if went_left { blocks[at].left } else { blocks[at].right };
     }
     // What hangs there is split into the new node's two subtrees.
@@ -44,7 +51,7 @@ fn split(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, key: Key) -> (u32
     let (mut last_before, mut last_after) = (NONE, NONE);
     let mut at = root;
     while at != NONE {
-        if Key::of(blocks, ties, at) < key {
+        if !is_before(blocks, ties, key, at) {
             if last_before == NONE {
                 before = at;
             } else {
@@ -80,7 +87,7 @@ pub(super) fn remove(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, id: B
     let key = Key::of(blocks, ties, id);
     let mut at = root;
     loop {
-        let left = key < Key::of(blocks, ties, at);
+        let left = is_before(blocks, ties, key, at);
         let child = if left { blocks[at].left } else { blocks[at].right };
         if child == id {
             if left {
