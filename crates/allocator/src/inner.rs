@@ -316,7 +316,7 @@ impl<D: Device> Inner<D> {
             return None;
         }
         let size = shared.config.rounding().round(requested);
-        let lane = stream.lane + u32::from(size > SMALL_LIMIT);
+        let lane = stream.lane + u32::from(size > shared.rules.small_limit);
         let handed = arena.lock().hit(lane, size, requested, &arena.counters)?;
         Some(Served { arena: Arc::clone(arena), handed, borrower: None })
     }
