@@ -228,6 +228,27 @@ impl<D: Device> Inner<D> {
         Arc::new(Pool { id, arena, slot, counters, provider, whole_segments: AtomicBool::new(false) })
     }
 
+    /// Whether the stream is this allocator's.
+    pub(crate) fn check_own(&self, stream: &Stream<D>) -> Result<(), AllocError> {
+        if stream.core.allocator == self.id {
+            Ok(())
+        } else {
+            Err(AllocError::ForeignStream { stream: stream.core.id })
+        }
+    }
+
+    /// Whether the calling thread may submit work to the stream and ask for memory on it.
+    pub(crate) fn check_usable(&self, stream: &Stream<D>) -> Result<(), AllocError> {
+        self.check_own(stream)?;
+        if stream.core.is_retired() {
+            return Err(AllocError::RetiredStream { stream: stream.core.id });
+        }
+        if !stream.core.is_reachable() {
+            return Err(AllocError::OtherThreadsStream { stream: stream.core.id });
+        }
+        Ok(())
+    }
+
     /// Checks a stream, finds its pool, rounds the size.
     pub(crate) fn request(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Request<D>, AllocError> {
         self.request_knowing(requested, stream, None)
@@ -243,15 +264,7 @@ impl<D: Device> Inner<D> {
         if requested >= ABSURD {
             return Err(AllocError::AbsurdSize { requested });
         }
-        if stream.core.allocator != self.id {
-            return Err(AllocError::ForeignStream { stream: stream.core.id });
-        }
-        if stream.core.is_retired() {
-            return Err(AllocError::RetiredStream { stream: stream.core.id });
-        }
-        if !stream.core.is_reachable() {
-            return Err(AllocError::OtherThreadsStream { stream: stream.core.id });
-        }
+        self.check_usable(stream)?;
         let route = self.route(stream, status)?;
         let in_capture = self.shared.in_capture()? || matches!(route, Route::Capture(..));
         let size = self.shared.config.rounding().round(requested);

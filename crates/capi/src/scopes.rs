@@ -11,9 +11,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-use gpupool::device::{
-    CaptureStatus, DriverError, DriverResult, EventHandle, StreamHandle, code, with_relaxed_capture,
-};
+use gpupool::device::{CaptureStatus, DriverError, DriverResult, EventHandle, StreamHandle, are_complete, code};
 use gpupool::{Allocation, Filter, PoolHold, PoolId, SessionKey, Stream};
 use parking_lot::Mutex;
 
@@ -262,13 +260,7 @@ impl<D: Border> Leaving<D> {
 
     fn is_over(&self, departure: &Departure, wait: bool) -> bool {
         let Some(events) = &departure.events else { return false };
-        events.iter().all(|&event| {
-            let done = with_relaxed_capture(&*self.device, |d| match wait {
-                true => d.event_synchronize(event).map(|()| true),
-                false => d.event_query(event),
-            });
-            done.unwrap_or(false)
-        })
+        are_complete(&*self.device, events, wait)
     }
 
     /// Lets go of the pools whose last work is complete; whether there were any. With `wait` it **waits** for them.

@@ -136,3 +136,15 @@ pub fn with_relaxed_capture<D: Device + ?Sized, T>(
     }
     result
 }
+
+/// Whether all these events are complete, asked in relaxed mode. With `wait` it **waits** for them on the host. An event that cannot be asked
+/// about counts as not complete.
+pub fn are_complete<D: Device + ?Sized>(device: &D, events: &[EventHandle], wait: bool) -> bool {
+    events.iter().all(|&event| {
+        let done = with_relaxed_capture(device, |d| match wait {
+            true => d.event_synchronize(event).map(|()| true),
+            false => d.event_query(event),
+        });
+        done.unwrap_or(false)
+    })
+}

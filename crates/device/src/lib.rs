@@ -31,7 +31,7 @@ mod types;
 mod workbench;
 
 pub use call::Call;
-pub use device::{Device, with_relaxed_capture};
+pub use device::{Device, are_complete, with_relaxed_capture};
 pub use error::{DriverError, DriverResult, code};
 pub use graph::{Edge, ExecHandle, GraphDevice, GraphHandle, HostFunction, InstantiateFlags, Node, NodeId, NodeKind};
 pub use types::{

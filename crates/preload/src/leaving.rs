@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gpupool::WorkMark;
-use gpupool::device::{DriverError, EventHandle, StreamHandle, code, with_relaxed_capture};
+use gpupool::device::{DriverError, EventHandle, StreamHandle, are_complete, code};
 use parking_lot::Mutex;
 
 use crate::front::Front;
@@ -107,13 +107,7 @@ impl<D: Front> Leaving<D> {
             Until::Launch(mark) if wait => mark.wait().is_ok(),
             Until::Launch(mark) => mark.poll().unwrap_or(false),
             Until::AllWork { covered: false, .. } => false,
-            Until::AllWork { events, .. } => events.iter().all(|&event| {
-                let done = with_relaxed_capture(&*self.device, |d| match wait {
-                    true => d.event_synchronize(event).map(|()| true),
-                    false => d.event_query(event),
-                });
-                done.unwrap_or(false)
-            }),
+            Until::AllWork { events, .. } => are_complete(&*self.device, events, wait),
         }
     }
 

@@ -11,6 +11,7 @@ use crate::allocation::Allocation;
 use crate::arena::Segment;
 use crate::captures::CaptureRegistry;
 use crate::config::{Allowed, Config, ConfigError, LimitSource, fraction_limit};
+use crate::counters::{ArenaCounters, PoolCounters};
 use crate::driver::Driver;
 use crate::error::{AllocError, FreeError};
 use crate::history::HistoryOptions;
@@ -136,7 +137,7 @@ impl<D: Device> Allocator<D> {
     /// The driver's, if no event could be recorded: then call it again. `CAPTURE_UNSUPPORTED` while the stream is capturing.
     /// `INVALID_CONTEXT` for another thread's own default stream.
     pub fn retire_stream(&self, stream: &Stream<D>) -> Result<(), AllocError> {
-        self.check_stream(stream)?;
+        self.inner.check_own(stream)?;
         if self.inner.shared.rules.streams_by_handle {
             return Ok(());
         }
@@ -152,7 +153,7 @@ impl<D: Device> Allocator<D> {
     ///
     /// [`AllocError::ForeignStream`].
     pub fn set_current_stream(&self, stream: &Stream<D>) -> Result<(), AllocError> {
-        self.check_stream(stream)?;
+        self.inner.check_own(stream)?;
         if !stream.is_of_this_thread() {
             return Err(AllocError::OtherThreadsStream { stream: stream.id() });
         }
@@ -161,28 +162,13 @@ impl<D: Device> Allocator<D> {
         Ok(())
     }
 
-    pub(crate) fn is_own(&self, stream: &Stream<D>) -> bool {
-        stream.core.allocator == self.inner.id
-    }
-
     /// Whether this thread may submit work to the stream and ask for memory on it.
     ///
     /// # Errors
     ///
     /// [`AllocError::ForeignStream`], [`AllocError::RetiredStream`], [`AllocError::OtherThreadsStream`].
     pub fn check_usable(&self, stream: &Stream<D>) -> Result<(), AllocError> {
-        self.check_stream(stream)?;
-        if stream.is_retired() {
-            return Err(AllocError::RetiredStream { stream: stream.id() });
-        }
-        if !stream.is_of_this_thread() {
-            return Err(AllocError::OtherThreadsStream { stream: stream.id() });
-        }
-        Ok(())
-    }
-
-    fn check_stream(&self, stream: &Stream<D>) -> Result<(), AllocError> {
-        if self.is_own(stream) { Ok(()) } else { Err(AllocError::ForeignStream { stream: stream.core.id }) }
+        self.inner.check_usable(stream)
     }
 
     // Blocks.
@@ -439,30 +425,27 @@ impl<D: Device> Allocator<D> {
 
     /// Sets every peak to the current figure. Cumulative figures stay.
     pub fn reset_peak_stats(&self) {
-        for arena in self.inner.arenas() {
-            let _state = arena.lock();
-            arena.counters.reset_peaks();
-        }
-        for pool in self.inner.pools.all() {
-            let _state = pool.arena.lock();
-            pool.counters.reset_peaks();
-        }
+        self.reset_counters(ArenaCounters::reset_peaks, PoolCounters::reset_peaks);
         self.inner.shared.peaks.reset();
         self.inner.shared.totals.lock().reset_peaks();
     }
 
     /// Sets cumulative figures and event counts to zero.
     pub fn reset_accumulated_stats(&self) {
+        self.reset_counters(ArenaCounters::reset_accumulated, PoolCounters::reset_accumulated);
+        self.inner.shared.totals.lock().reset_accumulated();
+        *self.inner.folded.lock() = Stats::default();
+    }
+
+    fn reset_counters(&self, of_arena: impl Fn(&ArenaCounters), of_pool: impl Fn(&PoolCounters)) {
         for arena in self.inner.arenas() {
             let _state = arena.lock();
-            arena.counters.reset_accumulated();
+            of_arena(&arena.counters);
         }
         for pool in self.inner.pools.all() {
             let _state = pool.arena.lock();
-            pool.counters.reset_accumulated();
+            of_pool(&pool.counters);
         }
-        self.inner.shared.totals.lock().reset_accumulated();
-        *self.inner.folded.lock() = Stats::default();
     }
 
     /// Everything as data. O(blocks); each arena is locked while its part is copied.

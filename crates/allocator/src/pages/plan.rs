@@ -15,8 +15,6 @@ pub(crate) struct PageRules {
     pub(crate) worth: u64,
     /// Growth takes what a segment would, so that small requests do not each ask the driver.
     pub(crate) in_segments: bool,
-    /// How much a repetition may take beyond what the pass before it took, in 1/1000 of that.
-    pub(crate) slack: u64,
 }
 
 impl PageRules {

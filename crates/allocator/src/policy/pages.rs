@@ -50,14 +50,12 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
     Rules { arena, pages: Some(pages), small_limit: SMALL_LIMIT, ladder: LADDER, ..rules }
 }
 
-/// The presets: the largest handle, what a page kept from the driver is worth in nanoseconds, and how a repetition may grow.
+/// The presets: the largest handle, what a page kept from the driver is worth in nanoseconds, and whether growth takes what a segment would.
 fn preset(preset: Preset, page: Units) -> PageRules {
     const MIB: Units = 2048;
     match preset {
-        Preset::Memory => PageRules { page, largest: page, worth: u64::MAX, in_segments: false, slack: 30 },
-        Preset::Balanced => {
-            PageRules { page, largest: page.max(16 * MIB), worth: 400_000, in_segments: false, slack: 50 }
-        }
-        Preset::Latency => PageRules { page, largest: Units::MAX, worth: 0, in_segments: true, slack: 1_000 },
+        Preset::Memory => PageRules { page, largest: page, worth: u64::MAX, in_segments: false },
+        Preset::Balanced => PageRules { page, largest: page.max(16 * MIB), worth: 400_000, in_segments: false },
+        Preset::Latency => PageRules { page, largest: Units::MAX, worth: 0, in_segments: true },
     }
 }

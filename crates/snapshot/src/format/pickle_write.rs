@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use super::keys::Key;
 use super::sink::Sink;
 use crate::stacks::{StackId, Stacks};
 
@@ -137,13 +136,7 @@ impl<W: Write> Sink for PickleSink<W> {
         let number = self.memoise()?;
         self.stacks.insert(id.0, number);
         self.to.write_all(b"(")?;
-        for frame in stacks.frames(id) {
-            self.open_dict()?;
-            self.field_text(Key::NAME, frame.name)?;
-            self.field_text(Key::FILENAME, frame.file)?;
-            self.field(Key::LINE, frame.line)?;
-            self.close_dict()?;
-        }
+        self.frames(stacks, id)?;
         self.close_list()
     }
 }

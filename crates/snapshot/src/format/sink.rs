@@ -26,6 +26,18 @@ pub(crate) trait Sink: Sized {
     /// A list of frames.
     fn stack(&mut self, stacks: &Stacks, id: StackId) -> io::Result<()>;
 
+    /// The frames of a stack, inside a list.
+    fn frames(&mut self, stacks: &Stacks, id: StackId) -> io::Result<()> {
+        for frame in stacks.frames(id) {
+            self.open_dict()?;
+            self.field_text(Key::NAME, frame.name)?;
+            self.field_text(Key::FILENAME, frame.file)?;
+            self.field(Key::LINE, frame.line)?;
+            self.close_dict()?;
+        }
+        Ok(())
+    }
+
     fn field(&mut self, key: Key, value: u64) -> io::Result<()> {
         self.key(key.name())?;
         self.integer(value.into())
@@ -255,13 +267,7 @@ impl<W: Write> Sink for JsonSink<W> {
 
     fn stack(&mut self, stacks: &Stacks, id: StackId) -> io::Result<()> {
         self.open_list()?;
-        for frame in stacks.frames(id) {
-            self.open_dict()?;
-            self.field_text(Key::NAME, frame.name)?;
-            self.field_text(Key::FILENAME, frame.file)?;
-            self.field(Key::LINE, frame.line)?;
-            self.close_dict()?;
-        }
+        self.frames(stacks, id)?;
         self.close_list()
     }
 }
