@@ -32,11 +32,13 @@ impl<'a, P: Peer> Running<'a, P> {
         let warm = match prepared {
             Prepared::HotPair { .. } => WARM_PAIRS,
             Prepared::Captured { .. } => {
-                running.peer.begin_capture(1, 0)?;
-                running.peer.ask_at_each_request();
+                running.begin_capture()?;
                 WARM_PAIRS
             }
-            Prepared::WorkingSet { first, steps } => {
+            Prepared::WorkingSet { first, steps, captured } => {
+                if *captured {
+                    running.begin_capture()?;
+                }
                 running.slots = first.iter().map(|bytes| running.peer.alloc(u64::from(*bytes), 0)).collect();
                 steps.len() as u64
             }
@@ -56,6 +58,12 @@ impl<'a, P: Peer> Running<'a, P> {
         };
         running.run(warm)?;
         Ok(running)
+    }
+
+    fn begin_capture(&mut self) -> Result<(), Failed> {
+        self.peer.begin_capture(1, 0)?;
+        self.peer.ask_at_each_request();
+        Ok(())
     }
 
     /// Runs this many pairs, steps or turns; how long it took. What is between two turns is not counted.

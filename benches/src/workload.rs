@@ -37,6 +37,11 @@ pub enum Workload {
         /// Live blocks.
         live: u32,
     },
+    /// As a working set, on a stream that is capturing.
+    CapturedSet {
+        /// Live blocks.
+        live: u32,
+    },
     /// Allocate and free again, sizes log-uniform, 512 bytes to 1 MiB, with this many free blocks lying between live ones: sizes that came
     /// before hardly help.
     Index {
@@ -58,6 +63,10 @@ impl Workload {
     /// Hot pairs inside a capture.
     pub const CAPTURED: [Self; 2] = [Self::Captured { bytes: 512 }, Self::Captured { bytes: 1 << 20 }];
 
+    /// Working sets inside a capture.
+    pub const CAPTURED_SETS: [Self; 3] =
+        [Self::CapturedSet { live: 64 }, Self::CapturedSet { live: 1_024 }, Self::CapturedSet { live: 8_192 }];
+
     /// Working sets.
     pub const SETS: [Self; 4] = [
         Self::WorkingSet { live: 64 },
@@ -77,7 +86,8 @@ impl Workload {
     /// Every workload that is not a recording.
     #[must_use]
     pub fn synthetic() -> Vec<Self> {
-        Self::PAIRS.into_iter().chain(Self::CAPTURED).chain(Self::SETS).chain(Self::INDEXES).collect()
+        let pairs = Self::PAIRS.into_iter().chain(Self::CAPTURED);
+        pairs.chain(Self::SETS).chain(Self::CAPTURED_SETS).chain(Self::INDEXES).collect()
     }
 
     /// Every recording in a folder, by name.
@@ -101,7 +111,7 @@ impl Workload {
     pub fn unit(&self) -> &'static str {
         match self {
             Self::HotPair { .. } | Self::Captured { .. } | Self::Index { .. } => "pair",
-            Self::WorkingSet { .. } => "step",
+            Self::WorkingSet { .. } | Self::CapturedSet { .. } => "step",
             Self::Trace { .. } => "event",
         }
     }
@@ -113,6 +123,7 @@ impl fmt::Display for Workload {
             Self::HotPair { bytes } => write!(f, "hot-{bytes}"),
             Self::Captured { bytes } => write!(f, "captured-{bytes}"),
             Self::WorkingSet { live } => write!(f, "set-{live}"),
+            Self::CapturedSet { live } => write!(f, "captured-set-{live}"),
             Self::Index { free } => write!(f, "index-{free}"),
             Self::Trace { name } => write!(f, "trace-{name}"),
         }
@@ -126,6 +137,10 @@ impl FromStr for Workload {
         let unknown = || Failed::UnknownWorkload { name: name.to_owned() };
         match name.split_once('-') {
             Some(("hot", bytes)) => Ok(Self::HotPair { bytes: bytes.parse().map_err(|_| unknown())? }),
+            Some(("captured", set)) if set.starts_with("set-") => match set.parse()? {
+                Self::WorkingSet { live } => Ok(Self::CapturedSet { live }),
+                _ => Err(unknown()),
+            },
             Some(("captured", bytes)) => Ok(Self::Captured { bytes: bytes.parse().map_err(|_| unknown())? }),
             Some(("set", live)) => match live.parse() {
                 Ok(live) if live > 0 => Ok(Self::WorkingSet { live }),
@@ -172,6 +187,8 @@ pub enum Prepared {
         first: Vec<u32>,
         /// What follows; it comes again.
         steps: Vec<Step>,
+        /// On a capturing stream.
+        captured: bool,
     },
     /// Pairs among free blocks.
     Index {
@@ -197,7 +214,8 @@ impl Prepared {
         Ok(match workload {
             Workload::HotPair { bytes } => Self::HotPair { bytes: *bytes },
             Workload::Captured { bytes } => Self::Captured { bytes: *bytes },
-            Workload::WorkingSet { live } => Self::working_set(*live, SEED),
+            Workload::WorkingSet { live } => Self::working_set(*live, SEED, false),
+            Workload::CapturedSet { live } => Self::working_set(*live, SEED, true),
             Workload::Index { free } => Self::index(*free, SEED),
             Workload::Trace { name } => {
                 let trace = Trace::read(&traces.join(format!("{name}.trace.gz")))?;
@@ -208,7 +226,7 @@ impl Prepared {
 
     /// A working set of `live` blocks, drawn from a seed.
     #[must_use]
-    pub fn working_set(live: u32, seed: u64) -> Self {
+    pub fn working_set(live: u32, seed: u64, captured: bool) -> Self {
         let most = if live >= MANY { MOST_OF_MANY } else { MOST };
         let mut draw = Draw::new(seed ^ u64::from(live));
         // No size is beyond 32 MiB.
@@ -217,7 +235,7 @@ impl Prepared {
         let steps = (0..STEPS.max(8 * live as usize))
             .map(|_| Step { slot: draw.below(u64::from(live)) as u32, bytes: size(&mut draw) })
             .collect();
-        Self::WorkingSet { first, steps }
+        Self::WorkingSet { first, steps, captured }
     }
 
     /// Pairs among `free` free blocks, drawn from a seed.
@@ -260,14 +278,15 @@ mod tests {
         for workload in Workload::synthetic().into_iter().chain(recorded) {
             assert_eq!(workload.to_string().parse::<Workload>().unwrap(), workload);
         }
-        for name in ["", "hot", "hot-", "hot-x", "set-0", "set--1", "trace-", "index-", "cold-1"] {
+        for name in ["", "hot", "hot-", "hot-x", "set-0", "set--1", "trace-", "index-", "cold-1", "captured-set-0"] {
             assert!(name.parse::<Workload>().is_err(), "{name}");
         }
     }
 
     #[test]
     fn a_working_set_is_the_same_every_time() {
-        assert_eq!(Prepared::working_set(64, 1), Prepared::working_set(64, 1));
-        assert_ne!(Prepared::working_set(64, 1), Prepared::working_set(64, 2));
+        let set = |seed| Prepared::working_set(64, seed, false);
+        assert_eq!(set(1), set(1));
+        assert_ne!(set(1), set(2));
     }
 }

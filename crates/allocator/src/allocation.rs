@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use gpupool_device::{Address, Device, Memory};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, BlockId, NONE};
 use crate::error::FreeError;
 use crate::inner::Served;
-use crate::shared::Shared;
-use crate::stream::{Stream, StreamCore, WorkMark};
+use crate::stream::{Stream, WorkMark};
 
 /// A block of GPU memory. Dropping it frees it, in the order of its own stream: work that was submitted there before may still use
 /// it, and nobody else gets it before that work is done.
@@ -21,24 +20,13 @@ use crate::stream::{Stream, StreamCore, WorkMark};
 #[must_use = "dropping an allocation frees it"]
 pub struct Allocation<D: Device> {
     /// `None` for a request of zero bytes.
-    owner: Option<Owner<D>>,
+    arena: Option<Arc<Arena<D>>>,
+    /// The block's record in the arena; [`NONE`] for a driver allocation of its own, since caching is off.
+    block: BlockId,
+    generation: u32,
     address: Address,
     size: u64,
     requested: u64,
-}
-
-enum Owner<D: Device> {
-    /// A block of an arena.
-    Block(Block<D>),
-    /// A driver allocation of its own: caching is off.
-    Direct(Arc<Shared<D>>),
-}
-
-struct Block<D: Device> {
-    arena: Arc<Arena<D>>,
-    block: u32,
-    generation: u32,
-    borrower: Option<Arc<StreamCore>>,
 }
 
 /// Where a block lies.
@@ -52,30 +40,31 @@ pub struct Placement {
 
 impl<D: Device> Allocation<D> {
     pub(crate) fn null() -> Self {
-        Self { owner: None, address: Address::NULL, size: 0, requested: 0 }
+        Self { arena: None, block: NONE, generation: 0, address: Address::NULL, size: 0, requested: 0 }
     }
 
     #[inline]
     pub(crate) fn new(served: Served<D>, requested: u64) -> Self {
-        let Served { arena, handed, borrower } = served;
+        let Served { arena, handed } = served;
         Self {
-            owner: Some(Owner::Block(Block { arena, block: handed.block, generation: handed.generation, borrower })),
+            arena: Some(arena),
+            block: handed.block,
+            generation: handed.generation,
             address: handed.address,
             size: handed.bytes,
             requested,
         }
     }
 
-    pub(crate) fn direct(shared: Arc<Shared<D>>, address: Address, bytes: u64) -> Self {
-        Self { owner: Some(Owner::Direct(shared)), address, size: bytes, requested: bytes }
+    /// A driver allocation of its own, made for a request on the stream of `arena`.
+    pub(crate) fn direct(arena: Arc<Arena<D>>, address: Address, bytes: u64) -> Self {
+        Self { arena: Some(arena), block: NONE, generation: 0, address, size: bytes, requested: bytes }
     }
 
     /// The arena, block and generation, for one in an arena.
     pub(crate) fn parts(&self) -> Option<(&Arc<Arena<D>>, u32, u32)> {
-        match &self.owner {
-            Some(Owner::Block(b)) => Some((&b.arena, b.block, b.generation)),
-            _ => None,
-        }
+        let arena = self.arena.as_ref().filter(|_| self.block != NONE)?;
+        Some((arena, self.block, self.generation))
     }
 
     /// Where the block starts; [`Address::NULL`] for a request of zero bytes.
@@ -100,9 +89,9 @@ impl<D: Device> Allocation<D> {
     /// and without caching. Takes the arena's lock.
     #[must_use]
     pub fn placement(&self) -> Option<Placement> {
-        let Some(Owner::Block(owner)) = &self.owner else { return None };
-        let state = owner.arena.lock();
-        let block = state.blocks.current(owner.block, owner.generation)?;
+        let (arena, block, generation) = self.parts()?;
+        let state = arena.lock();
+        let block = state.blocks.current(block, generation)?;
         let segment = state.segments.get(block.segment)?;
         Some(Placement { segment: segment.memory.ordinal, offset: crate::units::to_bytes(block.offset) })
     }
@@ -116,16 +105,16 @@ impl<D: Device> Allocation<D> {
     /// took away.
     pub fn record_stream(&self, stream: &Stream<D>) -> Result<(), FreeError> {
         // A driver allocation's free waits for the device: it needs no record.
-        let Some(Owner::Block(owner)) = &self.owner else { return Ok(()) };
-        if !Arc::ptr_eq(&owner.arena.shared, &stream.arena.shared) {
+        let Some((arena, block, generation)) = self.parts() else { return Ok(()) };
+        if !Arc::ptr_eq(&arena.shared, &stream.arena.shared) {
             return Err(FreeError::ForeignStream { stream: stream.id() });
         }
-        let in_capture = owner.arena.shared.records_in_capture(stream.handle()).unwrap_or(true);
-        let mut state = owner.arena.lock();
-        if !state.is_live(owner.block, owner.generation) {
+        let in_capture = arena.shared.records_in_capture(stream.handle()).unwrap_or(true);
+        let mut state = arena.lock();
+        if !state.is_live(block, generation) {
             return Err(FreeError::NotLive { address: self.address });
         }
-        state.record_use(owner.block, &stream.core, in_capture);
+        state.record_use(block, &stream.core, in_capture);
         Ok(())
     }
 
@@ -137,16 +126,16 @@ impl<D: Device> Allocation<D> {
     ///
     /// As `record_stream`.
     pub fn record_last_use(&self, last: &WorkMark<D>) -> Result<(), FreeError> {
-        let Some(Owner::Block(owner)) = &self.owner else { return Ok(()) };
+        let Some((arena, block, generation)) = self.parts() else { return Ok(()) };
         let (core, mark) = last.parts();
-        if !last.is_of(&owner.arena.shared) {
+        if !last.is_of(&arena.shared) {
             return Err(FreeError::ForeignStream { stream: core.id });
         }
-        let mut state = owner.arena.lock();
-        if !state.is_live(owner.block, owner.generation) {
+        let mut state = arena.lock();
+        if !state.is_live(block, generation) {
             return Err(FreeError::NotLive { address: self.address });
         }
-        state.record_use_until(owner.block, core, Some(mark));
+        state.record_use_until(block, core, Some(mark));
         Ok(())
     }
 
@@ -172,17 +161,14 @@ impl<D: Device> Allocation<D> {
     }
 
     fn release(&mut self) -> Result<(), FreeError> {
-        let not_live = FreeError::NotLive { address: self.address };
-        match self.owner.take() {
-            None => Ok(()),
-            Some(Owner::Block(b)) => b.arena.free(b.block, b.generation, b.borrower.as_ref()).map_err(|e| match e {
-                FreeError::NotLive { .. } => not_live,
-                other => other,
-            }),
-            Some(Owner::Direct(shared)) => {
-                shared.free_direct(self.address);
-                Ok(())
-            }
+        let Some(arena) = self.arena.take() else { return Ok(()) };
+        if self.block == NONE {
+            arena.shared.free_direct(self.address);
+            return Ok(());
+        }
+        match arena.free(self.block, self.generation) {
+            Err(FreeError::NotLive { .. }) => Err(FreeError::NotLive { address: self.address }),
+            freed => freed,
         }
     }
 }
@@ -200,12 +186,10 @@ impl<D: Device> Memory for Allocation<D> {
 impl<D: Device> Drop for Allocation<D> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(Owner::Block(b)) = &self.owner
-            && b.arena.usual_free(b.block, b.generation, b.borrower.as_deref())
-        {
-            return;
+        let freed = self.arena.as_ref().is_none_or(|arena| arena.usual_free(self.block, self.generation));
+        if !freed {
+            self.drop_the_long_way();
         }
-        self.drop_the_long_way();
     }
 }
 

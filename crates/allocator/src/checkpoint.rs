@@ -112,7 +112,7 @@ impl<D: Device> Inner<D> {
                 state.lanes[lane].slot == pool.slot
             };
             let ids: Vec<u32> = state.blocks.ids().filter(|b| in_pool(state, *b)).collect();
-            if ids.iter().any(|b| state.blocks[*b].state == BlockState::Pending || state.blocks[*b].uses != NONE) {
+            if ids.iter().any(|b| state.blocks[*b].state == BlockState::Pending || state.has_recorded_uses(*b)) {
                 return Err(mismatch("a block has uses on other streams").into());
             }
             let live: Vec<u32> = ids.into_iter().filter(|b| state.blocks[*b].state == BlockState::Live).collect();
@@ -122,6 +122,7 @@ impl<D: Device> Inner<D> {
                 let base = state.segments.get(state.blocks[block].segment).map(|s| s.memory.base);
                 freed.extend(base.map(|b| b.offset(to_bytes(state.blocks[block].offset))));
                 state.note_freed(block, &[Action::FreeRequested, Action::FreeCompleted], None);
+                state.forget_uses(block);
                 state.free_now(block, counters);
             }
             state.flush_bins(counters);
@@ -130,6 +131,7 @@ impl<D: Device> Inner<D> {
                 handed.extend(state.carve(by_ordinal[&layout.ordinal], &layout.blocks, counters));
             }
             for handed in &handed {
+                state.record_owner(handed.block, &stream.core);
                 state.note_handed(handed, handed.bytes, stream.core.handle, None);
             }
             freed.sort_unstable();
@@ -137,11 +139,7 @@ impl<D: Device> Inner<D> {
         };
         let allocated = handed
             .into_iter()
-            .map(|handed| {
-                let borrower = Some(Arc::clone(&stream.core));
-                let served = Served { arena: Arc::clone(&pool.arena), handed, borrower };
-                Allocation::new(served, handed.bytes)
-            })
+            .map(|handed| Allocation::new(Served { arena: Arc::clone(&pool.arena), handed }, handed.bytes))
             .collect();
         Ok(Restored { freed, allocated })
     }

@@ -74,7 +74,7 @@ impl ArenaState {
                 at = b.next;
                 continue;
             }
-            let used_by = self.uses.get(b.uses).map(|u| u.streams.iter().map(|u| u.core.id).collect());
+            let used_by = self.uses.get(b.uses).map(|uses| uses.recorded().collect());
             out.push(BlockState {
                 address: base.offset(to_bytes(b.offset)),
                 size: to_bytes(b.size),

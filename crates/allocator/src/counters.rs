@@ -112,14 +112,21 @@ impl StatArray {
     }
 }
 
-/// A [`Stat`] with one writer and lock-free readers. What comes and what goes is counted; what is there is the difference, so a movement
-/// is one store.
+/// Adds to a figure that has one writer.
+#[inline(always)]
+fn add(figure: &AtomicI64, n: i64) -> i64 {
+    let sum = figure.load(Relaxed) + n;
+    figure.store(sum, Relaxed);
+    sum
+}
+
+/// A [`Stat`] with one writer and lock-free readers. What is there and what went is counted; what came is the sum.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
-    increases: AtomicI64,
+    current: AtomicI64,
     decreases: AtomicI64,
     peak: Peak,
-    /// Both counts at the last reset of accumulated figures.
+    /// Increases and decreases at the last reset of accumulated figures.
     reset_at: [AtomicI64; 2],
 }
 
@@ -131,30 +138,30 @@ impl Counter {
     }
 
     /// Returns the new current figure.
-    #[inline]
+    #[inline(always)]
     fn add(&self, n: i64) -> i64 {
-        let increases = self.increases.load(Relaxed) + n;
-        self.increases.store(increases, Relaxed);
-        increases - self.decreases.load(Relaxed)
+        add(&self.current, n)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn decrease(&self, n: i64) {
-        self.decreases.store(self.decreases.load(Relaxed) + n, Relaxed);
+        add(&self.current, -n);
+        add(&self.decreases, n);
     }
 
     #[inline]
     pub(crate) fn current(&self) -> i64 {
-        self.increases.load(Relaxed) - self.decreases.load(Relaxed)
+        self.current.load(Relaxed)
     }
 
     /// What came and what went since the beginning, whatever was reset.
     pub(crate) fn raw(&self) -> (i64, i64) {
-        (self.increases.load(Relaxed), self.decreases.load(Relaxed))
+        let decreases = self.decreases.load(Relaxed);
+        (self.current() + decreases, decreases)
     }
 
     pub(crate) fn read(&self) -> Stat {
-        let (increases, decreases) = (self.increases.load(Relaxed), self.decreases.load(Relaxed));
+        let (increases, decreases) = self.raw();
         Stat {
             current: increases - decreases,
             peak: self.peak.most(),
@@ -168,8 +175,9 @@ impl Counter {
     }
 
     pub(crate) fn reset_accumulated(&self) {
-        self.reset_at[0].store(self.increases.load(Relaxed), Relaxed);
-        self.reset_at[1].store(self.decreases.load(Relaxed), Relaxed);
+        let (increases, decreases) = self.raw();
+        self.reset_at[0].store(increases, Relaxed);
+        self.reset_at[1].store(decreases, Relaxed);
     }
 }
 
@@ -195,21 +203,9 @@ impl CounterArray {
         this.peak.note(this.current()) | self.peak.note(self.current())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn decrease(&self, part: Part, n: i64) {
         self.parts[part.index()].decrease(n);
-    }
-
-    /// A net change as one movement, which is what peaks are made of.
-    #[inline]
-    fn change(&self, part: Part, n: i64) -> bool {
-        if n > 0 {
-            return self.increase(part, n);
-        }
-        if n < 0 {
-            self.decrease(part, -n);
-        }
-        false
     }
 
     pub(crate) fn part(&self, part: Part) -> &Counter {
@@ -294,22 +290,43 @@ impl ActiveCounters {
     }
 }
 
-/// What is handed out may be this much without being anything new: blocks, bytes, bytes asked for. At most what [`Peak`]s say, so that one
-/// comparison stands for those of what is handed out and of what is active.
+/// A figure may be this much without being anything new: for each part, and for both. At most what [`Peak`]s say, so that one comparison
+/// can stand for several peaks.
 #[derive(Debug, Default)]
 struct Watch {
-    parts: [[AtomicI64; 3]; 2],
-    all: [AtomicI64; 3],
+    parts: [AtomicI64; 2],
+    all: AtomicI64,
 }
 
 impl Watch {
     /// Counts `n` in, and says whether that may be something new.
-    #[inline]
-    fn passed(&self, at: usize, part: Part, array: &CounterArray, n: i64) -> bool {
+    #[inline(always)]
+    fn passed(&self, part: Part, array: &CounterArray, n: i64) -> bool {
         let here = array.parts[part.index()].add(n);
         let all = here + array.parts[1 - part.index()].current();
-        (here > self.parts[part.index()][at].load(Relaxed)) | (all > self.all[at].load(Relaxed))
+        (here > self.parts[part.index()].load(Relaxed)) | (all > self.all.load(Relaxed))
     }
+
+    fn set(&self, parts: [i64; 2], all: i64) {
+        self.parts.iter().zip(parts).for_each(|(watch, most)| watch.store(most, Relaxed));
+        self.all.store(all, Relaxed);
+    }
+
+    /// So much of another figure, which adds to this one in a peak, is new: by so much less may this one grow.
+    fn lower(&self, part: Part, n: i64) {
+        add(&self.parts[part.index()], -n);
+        add(&self.all, -n);
+    }
+}
+
+/// What each figure may be without being anything new.
+#[derive(Debug, Default)]
+struct Watches {
+    allocation: Watch,
+    allocated_bytes: Watch,
+    requested_bytes: Watch,
+    inactive_split: Watch,
+    inactive_split_bytes: Watch,
 }
 
 /// What an arena counts. Written under the arena's lock.
@@ -325,8 +342,19 @@ pub(crate) struct ArenaCounters {
     oversize_allocations: Counter,
     /// Blocks parked in bins, and their bytes.
     binned: [AtomicI64; 2],
-    watch: Watch,
+    watches: Watches,
+    /// The most bytes that were handed out at once since [`start_recording`](Self::start_recording); `i64::MAX` when nobody records.
+    recording: Recording,
     pub(crate) telling: Telling,
+}
+
+#[derive(Debug)]
+struct Recording(AtomicI64);
+
+impl Default for Recording {
+    fn default() -> Self {
+        Self(AtomicI64::new(i64::MAX))
+    }
 }
 
 /// An arena's figures at one moment.
@@ -346,11 +374,11 @@ pub(crate) struct ArenaStats {
 
 impl ArenaCounters {
     /// A block was handed out.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn handed_out(&self, part: Part, bytes: i64, requested: i64) {
-        let new = self.watch.passed(0, part, &self.allocation, 1)
-            | self.watch.passed(1, part, &self.allocated_bytes, bytes)
-            | self.watch.passed(2, part, &self.requested_bytes, requested);
+        let new = self.watches.allocation.passed(part, &self.allocation, 1)
+            | self.watches.allocated_bytes.passed(part, &self.allocated_bytes, bytes)
+            | self.watches.requested_bytes.passed(part, &self.requested_bytes, requested);
         if new {
             self.note_handed_out(part);
         }
@@ -366,39 +394,55 @@ impl ArenaCounters {
             | self.active.note(part, &self.allocation)
             | self.active_bytes.note(part, &self.allocated_bytes);
         self.telling.note(above);
+        let recording = &self.recording.0;
+        if recording.load(Relaxed) != i64::MAX {
+            recording.store(recording.load(Relaxed).max(self.allocated_bytes.current()), Relaxed);
+        }
         self.rewatch();
     }
 
-    /// Works out again which figures of what is handed out are nothing new. After a ceiling was lowered, a peak reset, or more is pending.
+    /// From now on notes the most bytes that are handed out at once.
+    pub(crate) fn start_recording(&self) {
+        self.recording.0.store(0, Relaxed);
+        self.rewatch();
+    }
+
+    /// The most bytes that were handed out at once since recording began. It ends.
+    pub(crate) fn end_recording(&self) -> u64 {
+        let most = self.recording.0.swap(i64::MAX, Relaxed);
+        self.rewatch();
+        if most == i64::MAX { 0 } else { most.max(0) as u64 }
+    }
+
+    /// Works out again which figures are nothing new. After a ceiling was lowered, a peak reset, or less is pending.
     pub(crate) fn rewatch(&self) {
-        let pairs = [
-            (&self.allocation, Some(&self.active)),
-            (&self.allocated_bytes, Some(&self.active_bytes)),
-            (&self.requested_bytes, None),
-        ];
-        for (at, (handed, active)) in pairs.into_iter().enumerate() {
-            let least = |own: &Peak, of_active: Option<(&Peak, i64)>| {
-                let active = of_active.map_or(i64::MAX, |(peak, pending)| peak.watch().saturating_sub(pending));
-                own.watch().min(active)
-            };
-            let pending = active.map_or([0; 2], |a| [0, 1].map(|part| a.pending[part].current()));
-            for (part, pending) in pending.into_iter().enumerate() {
-                let watch = least(&handed.parts[part].peak, active.map(|a| (&a.peaks[part], pending)));
-                self.watch.parts[part][at].store(watch, Relaxed);
+        let watches = &self.watches;
+        let own = |array: &CounterArray| (array.parts.each_ref().map(|p| p.peak.watch()), array.peak.watch());
+        // What is handed out may be as much as makes neither a peak of its own nor one of what is active.
+        let with_active = |array: &CounterArray, active: &ActiveCounters| {
+            let (mut parts, all) = own(array);
+            let pending = active.pending.each_ref().map(Counter::current);
+            for part in 0..2 {
+                parts[part] = parts[part].min(active.peaks[part].watch().saturating_sub(pending[part]));
             }
-            let watch = least(&handed.peak, active.map(|a| (&a.peak, pending[0] + pending[1])));
-            self.watch.all[at].store(watch, Relaxed);
+            (parts, all.min(active.peak.watch().saturating_sub(pending[0] + pending[1])))
+        };
+        let (parts, all) = with_active(&self.allocation, &self.active);
+        watches.allocation.set(parts, all);
+        let (parts, all) = with_active(&self.allocated_bytes, &self.active_bytes);
+        watches.allocated_bytes.set(parts, all.min(self.recording.0.load(Relaxed)));
+        for (watch, array) in [
+            (&watches.requested_bytes, &self.requested_bytes),
+            (&watches.inactive_split, &self.inactive_split),
+            (&watches.inactive_split_bytes, &self.inactive_split_bytes),
+        ] {
+            let (parts, all) = own(array);
+            watch.set(parts, all);
         }
     }
 
-    /// Whether nothing of a part is handed out.
-    #[inline]
-    pub(crate) fn is_unused(&self, part: Part) -> bool {
-        self.allocation.part(part).current() == 0
-    }
-
     /// A block was freed, and is free.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn freed(&self, part: Part, bytes: i64, requested: i64) {
         self.allocation.decrease(part, 1);
         self.allocated_bytes.decrease(part, bytes);
@@ -411,7 +455,8 @@ impl ArenaCounters {
         self.allocated_bytes.decrease(part, bytes);
         self.active.pending[part.index()].increase(1);
         self.active_bytes.pending[part.index()].increase(bytes);
-        self.rewatch();
+        self.watches.allocation.lower(part, 1);
+        self.watches.allocated_bytes.lower(part, bytes);
     }
 
     /// A pending block is free.
@@ -424,29 +469,50 @@ impl ArenaCounters {
     /// So many free blocks more in segments that hold others too, and their bytes, each as one movement.
     #[inline]
     pub(crate) fn split(&self, part: Part, blocks: i64, bytes: i64) {
-        let above = self.inactive_split.change(part, blocks) | self.inactive_split_bytes.change(part, bytes);
-        self.telling.note(above);
-    }
-
-    /// A block went into a bin; `split` if its segment holds others too.
-    #[inline]
-    pub(crate) fn went_into_bin(&self, part: Part, bytes: i64, split: bool) {
-        self.bin(1, bytes);
-        if split {
-            let above = self.inactive_split.increase(part, 1) | self.inactive_split_bytes.increase(part, bytes);
-            self.telling.note(above);
+        let more = |watch: &Watch, array: &CounterArray, n: i64| match n {
+            1.. => watch.passed(part, array, n),
+            0 => false,
+            ..0 => {
+                array.decrease(part, -n);
+                false
+            }
+        };
+        let new = more(&self.watches.inactive_split, &self.inactive_split, blocks)
+            | more(&self.watches.inactive_split_bytes, &self.inactive_split_bytes, bytes);
+        if new {
+            self.note_split(part);
         }
     }
 
-    #[inline]
+    /// Some figure of free blocks in segments that hold others too may be at a new peak, or above its ceiling.
+    #[cold]
+    #[inline(never)]
+    fn note_split(&self, part: Part) {
+        self.telling.note(self.inactive_split.note(part) | self.inactive_split_bytes.note(part));
+        self.rewatch();
+    }
+
+    /// A block went into a bin; `split` if its segment holds others too.
+    #[inline(always)]
+    pub(crate) fn went_into_bin(&self, part: Part, bytes: i64, split: bool) {
+        self.bin(1, bytes);
+        if split
+            && (self.watches.inactive_split.passed(part, &self.inactive_split, 1)
+                | self.watches.inactive_split_bytes.passed(part, &self.inactive_split_bytes, bytes))
+        {
+            self.note_split(part);
+        }
+    }
+
+    #[inline(always)]
     fn bin(&self, blocks: i64, bytes: i64) {
         let [count, sum] = &self.binned;
-        count.store(count.load(Relaxed) + blocks, Relaxed);
-        sum.store(sum.load(Relaxed) + bytes, Relaxed);
+        add(count, blocks);
+        add(sum, bytes);
     }
 
     /// A block came out of a bin; `split` if it is no longer one of the free blocks in segments that hold others too.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn came_out_of_bin(&self, part: Part, bytes: i64, split: bool) {
         self.bin(-1, -bytes);
         if split {
@@ -471,15 +537,21 @@ impl ArenaCounters {
         &self.allocated_bytes
     }
 
-    /// Live and pending blocks.
+    /// Whether no block is live or pending.
     #[inline]
-    pub(crate) fn active_blocks(&self) -> i64 {
-        self.active.current(&self.allocation)
+    pub(crate) fn is_unused(&self) -> bool {
+        self.allocation.current() == 0 && self.active.current(&self.allocation) == 0
     }
 
-    /// Their bytes, now and at most.
-    pub(crate) fn active_bytes(&self) -> (i64, i64) {
-        (self.active_bytes.current(&self.allocated_bytes), self.active_bytes.peak.most())
+    /// Bytes of live and pending blocks.
+    pub(crate) fn active_bytes(&self) -> i64 {
+        self.active_bytes.current(&self.allocated_bytes)
+    }
+
+    /// The most they were.
+    #[inline]
+    pub(crate) fn active_peak_bytes(&self) -> i64 {
+        self.active_bytes.peak.most()
     }
 
     pub(crate) fn read(&self) -> ArenaStats {

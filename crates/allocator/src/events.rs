@@ -9,10 +9,11 @@ use crate::error::{AllocError, FreeError};
 use crate::history::Action;
 use crate::ids::StreamId;
 use crate::inner::Inner;
+use crate::policy::CaptureContext;
 use crate::shared::{BINLESS, QUARANTINES, RECORDS, Shared};
 use crate::stream::StreamCore;
 
-/// Pending blocks that share an event at most, and their bytes.
+/// Pending blocks that share an event at most.
 const SHARE_BLOCKS: usize = 64;
 
 impl<D: Device> Shared<D> {
@@ -34,29 +35,22 @@ impl<D: Device> Arena<D> {
     /// The usual free: nothing unusual is under way, and nothing but its own stream used the block. Whether that was so; if not, nothing has
     /// changed and [`free`](Self::free) must do it.
     #[inline]
-    pub(crate) fn usual_free(&self, id: BlockId, generation: u32, on: Option<&StreamCore>) -> bool {
+    pub(crate) fn usual_free(&self, id: BlockId, generation: u32) -> bool {
         self.shared.attention() & (RECORDS | QUARANTINES | BINLESS) == 0
-            && self.lock().usual_free(id, generation, on, &self.counters)
+            && self.lock().usual_free(id, generation, &self.counters)
     }
 
     /// Frees a block: at once when nothing but its own stream used it, else once the recorded streams are done with it.
     ///
     /// O(1) or O(log n); events are recorded with no lock held.
-    pub(crate) fn free(
-        self: &Arc<Self>,
-        id: BlockId,
-        generation: u32,
-        on: Option<&Arc<StreamCore>>,
-    ) -> Result<(), FreeError> {
+    pub(crate) fn free(self: &Arc<Self>, id: BlockId, generation: u32) -> Result<(), FreeError> {
         let attention = self.shared.attention();
         let caller = if attention & RECORDS != 0 { self.shared.history.caller() } else { None };
-        let in_capture_lane = {
+        let asks = self.shared.rules.capture_context != CaptureContext::ByCall;
+        let to_mark = {
             let mut state = self.lock();
             if !state.is_live(id, generation) {
                 return Err(FreeError::NotLive { address: gpupool_device::Address::NULL });
-            }
-            if let Some(core) = on {
-                state.record_use(id, core, false);
             }
             if attention & QUARANTINES != 0 {
                 let streams = self.shared.context.streams.lock().clone();
@@ -71,14 +65,20 @@ impl<D: Device> Arena<D> {
             }
             state.note_freed(id, &[Action::FreeRequested], caller.as_ref());
             state.request_free(id, &self.counters);
-            state.lanes[state.blocks[id].lane as usize].kind == LaneKind::Capture
+            let in_capture_lane = state.lanes[state.blocks[id].lane as usize].kind == LaneKind::Capture;
+            if in_capture_lane || asks {
+                drop(state);
+                // A capture whose state cannot be asked may be under way: deferring is always safe.
+                if in_capture_lane || self.shared.in_capture().unwrap_or(true) {
+                    self.defer(id);
+                } else {
+                    self.make_pending(id);
+                }
+                return Ok(());
+            }
+            state.make_pending(id, self.share(), &self.counters)
         };
-        // A capture whose state cannot be asked may be under way: deferring is always safe.
-        if in_capture_lane || self.shared.in_capture().unwrap_or(true) {
-            self.defer(id);
-            return Ok(());
-        }
-        self.make_pending(id);
+        self.mark_for_pending(&to_mark);
         Ok(())
     }
 
@@ -96,34 +96,24 @@ impl<D: Device> Arena<D> {
         state.deferred.push(id);
     }
 
+    /// How many blocks that wait for a stream share an event.
+    fn share(&self) -> usize {
+        if self.shared.rules.event_each_free { 0 } else { SHARE_BLOCKS }
+    }
+
     /// Queues a freed block behind the streams recorded for it.
     pub(crate) fn make_pending(self: &Arc<Self>, id: BlockId) {
-        let uses = self.lock().uses_of(id);
-        let marks = uses.into_iter().map(|u| (u.until.unwrap_or_else(|| u.core.open_mark()), u.core));
-        let marks: Vec<_> =
-            marks.filter(|(mark, core)| !core.is_done(*mark)).map(|(mark, core)| (core, mark)).collect();
-        let mut to_mark = Vec::new();
-        {
-            let mut state = self.lock();
-            state.make_pending(id, &marks, &self.counters);
-            for (core, _) in &marks {
-                let unmarked = state
-                    .pending
-                    .iter()
-                    .filter(|q| q.core.id == core.id)
-                    .flat_map(|q| q.blocks.iter().rev().take_while(|(mark, _)| !core.is_closed(*mark)))
-                    .take(SHARE_BLOCKS)
-                    .count();
-                if self.shared.rules.event_each_free || unmarked >= SHARE_BLOCKS {
-                    to_mark.push(Arc::clone(core));
-                }
-            }
-        }
-        for core in to_mark {
+        let to_mark = self.lock().make_pending(id, self.share(), &self.counters);
+        self.mark_for_pending(&to_mark);
+    }
+
+    /// Records events on streams that freed blocks wait for.
+    fn mark_for_pending(&self, streams: &[Arc<StreamCore>]) {
+        for core in streams {
             let result = if self.shared.rules.event_each_free {
                 core.mark(&self.shared.driver).map(|()| true)
             } else {
-                self.shared.mark_unless_capturing(&core)
+                self.shared.mark_unless_capturing(core)
             };
             if let Err(e) = result {
                 tracing::warn!(stream = ?core, error = %e, "no event could be recorded for a freed block; it waits for the next one");
@@ -232,7 +222,7 @@ impl<D: Device> Inner<D> {
     pub(crate) fn poll_now(&self, arena: &Arc<Arena<D>>) -> Result<(), AllocError> {
         let (deferred, pending) = {
             let state = arena.lock();
-            (!state.deferred.is_empty(), !state.pending.is_empty())
+            (!state.deferred.is_empty(), state.pending.iter().any(|q| !q.blocks.is_empty()))
         };
         if deferred {
             arena.flush_deferred(|_| true);

@@ -204,9 +204,10 @@ impl<D: Device> Inner<D> {
                 state.flush_bins(&arena.counters);
                 let Some(block) = state.take_uncut(lane, request.size, &arena.counters) else { continue };
                 let handed = state.hand_out(block, request.size, request.requested, &arena.counters)?;
+                state.record_owner(handed.block, &request.core);
                 request.note(&state, &handed);
                 drop(state);
-                return Some(Served { arena, handed, borrower: Some(Arc::clone(&request.core)) });
+                return Some(Served { arena, handed });
             }
         }
         None
@@ -229,7 +230,7 @@ impl<D: Device> Inner<D> {
             let handed = state.hand_out(block, request.size, request.requested, counters)?;
             request.note(&state, &handed);
             drop(state);
-            return Some(Served { arena: Arc::clone(&pool.arena), handed, borrower: None });
+            return Some(Served { arena: Arc::clone(&pool.arena), handed });
         }
         None
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
 
-use gpupool_device::{CaptureId, CaptureStatus, Device, StreamHandle};
+use gpupool_device::{CaptureStatus, Device, StreamHandle};
 
 use crate::allocation::Allocation;
-use crate::arena::{Arena, ArenaState, CaptureRoute, Handed, LaneKind};
+use crate::arena::{Arena, ArenaState, Handed, LaneKind, NO_CAPTURE, Source};
 use crate::captures::ReachSets;
 use crate::error::{AllocError, PoolError};
 use crate::history::Caller;
@@ -17,10 +17,11 @@ use crate::ids::{Part, PoolId, StreamId};
 use crate::pool::{Pool, PoolEntry, PoolTable};
 use crate::provider::SegmentProvider;
 use crate::routing::Route;
-use crate::shared::{AGES, RECORDS, Shared};
+use crate::shared::{AGES, POLLS, RECORDS, Shared};
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
 use crate::sync::{Mutex, Rank};
+use crate::units::{UNIT, Units};
 
 /// Rounded sizes up to this many bytes are small.
 pub(crate) const SMALL_LIMIT: u64 = 1 << 20;
@@ -30,6 +31,8 @@ const SMALL_SEGMENT: u64 = 2 << 20;
 const DEDICATED_FROM: u64 = 10 << 20;
 /// Granularity of dedicated segments.
 pub(crate) const DEDICATED_STEP: u64 = 2 << 20;
+/// Requests beyond this are no hit: no segment is larger.
+const LARGEST: u64 = Units::MAX as u64 * UNIT;
 /// Requests of this size are a mistake.
 const ABSURD: u64 = 1 << 60;
 
@@ -73,21 +76,23 @@ impl<D: Device> Request<D> {
         self.neutral.is_none() && !state.lanes[self.lane as usize].in_use
     }
 
-    /// A block of the request's arena, handed out. Inside a capture it belongs to the stream's lane there from now on, and when it is
-    /// freed after the capture, to no stream: so its free must then say which stream it comes from.
+    /// A block of the request's arena, handed out. Inside a capture it belongs to the stream's lane there from now on.
     pub(crate) fn served(&self, state: &mut ArenaState, handed: Handed) -> Served<D> {
         self.served_in(state, handed, self.lane)
     }
 
     /// As [`served`](Self::served), from this lane of its stream.
     pub(crate) fn served_in(&self, state: &mut ArenaState, handed: Handed, lane: u32) -> Served<D> {
-        let in_capture = self.neutral.is_some();
-        if in_capture {
-            state.blocks[handed.block].lane = lane;
+        if self.neutral.is_some() {
+            if state.lanes[lane as usize].in_use {
+                state.blocks[handed.block].lane = lane;
+            } else {
+                // The capture has just ended, and what it holds lies in the neutral lane.
+                state.record_owner(handed.block, &self.core);
+            }
         }
         self.note(state, &handed);
-        let borrower = in_capture.then(|| Arc::clone(&self.core));
-        Served { arena: Arc::clone(&self.arena), handed, borrower }
+        Served { arena: Arc::clone(&self.arena), handed }
     }
 
     /// Tells the history that the request was served.
@@ -100,8 +105,6 @@ impl<D: Device> Request<D> {
 pub(crate) struct Served<D: Device> {
     pub(crate) arena: Arc<Arena<D>>,
     pub(crate) handed: Handed,
-    /// Set when the block's lane is another stream's: its free is then a use of this stream.
-    pub(crate) borrower: Option<Arc<StreamCore>>,
 }
 
 /// Everything behind an [`Allocator`](crate::Allocator).
@@ -267,7 +270,7 @@ impl<D: Device> Inner<D> {
         self.check_usable(stream)?;
         let route = self.route(stream, status)?;
         let in_capture = self.shared.in_capture()? || matches!(route, Route::Capture(..));
-        let size = self.shared.config.rounding().round(requested);
+        let size = self.shared.round(requested);
         let small = if matches!(route, Route::Default) { self.shared.rules.small_limit } else { SMALL_LIMIT };
         let part = if size <= small { Part::Small } else { Part::Large };
         let index = part.index() as u32;
@@ -279,19 +282,18 @@ impl<D: Device> Inner<D> {
             }
             Route::Capture(pool, own) => {
                 let mut state = pool.arena.lock();
-                let lane = state.lanes_of(pool.slot, &stream.core, LaneKind::Capture) + index;
-                let neutral = state.lanes_of(pool.slot, &self.shared.neutral, LaneKind::Neutral) + index;
-                drop(state);
-                if let Some((capture, closed)) = own {
-                    *stream.arena.route.lock() = Some(CaptureRoute {
-                        capture,
-                        closed,
-                        arena: Arc::downgrade(&pool.arena),
-                        lane: lane - index,
-                        neutral: neutral - index,
-                    });
+                let lane = state.lanes_of(pool.slot, &stream.core, LaneKind::Capture);
+                let neutral = state.lanes_of(pool.slot, &self.shared.neutral, LaneKind::Neutral);
+                let mut before = None;
+                // Once a session was closed since, this may be the capture's, which then has forgotten its routes.
+                if let Some((capture, _)) = own.filter(|(_, closed)| self.shared.registry.closed() == *closed) {
+                    state.lanes[lane as usize].capture = capture;
+                    state.lanes[lane as usize + 1].capture = capture;
+                    before = pool.arena.remember_route(&stream.arena, lane, neutral);
                 }
-                (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane, Some(neutral))
+                drop(state);
+                drop(before);
+                (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane + index, Some(neutral + index))
             }
         };
         Ok(Request {
@@ -317,81 +319,59 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// The usual request: nothing unusual is under way, and the stream's lane holds a block for it. `None`, with nothing changed, if the
-    /// long way must be taken.
+    /// The usual request: nothing unusual is under way, the stream is not capturing or its capture's route is known, and the lane that the
+    /// request then goes to holds a block for it. `None`, with nothing changed, if the long way must be taken; `status` is then what the
+    /// driver said of the stream, if it was asked.
     #[inline]
-    pub(crate) fn usual_hit(&self, requested: u64, stream: &Stream<D>) -> Option<Served<D>> {
-        let (shared, arena) = (&*self.shared, &stream.arena);
+    pub(crate) fn hit(
+        &self,
+        requested: u64,
+        stream: &Stream<D>,
+        status: &mut Option<CaptureStatus>,
+    ) -> Option<Served<D>> {
+        let shared = &*self.shared;
         // Bytes of zero are none of these, since one less is the most there is.
         let usual =
-            requested.wrapping_sub(1) < ABSURD - 1 && stream.core.allocator == self.id && stream.core.is_usable();
-        if !usual || shared.attention() != 0 || !shared.context.scopes.is_empty() || !shared.registry.is_quiet() {
+            requested.wrapping_sub(1) < LARGEST && stream.core.allocator == self.id && stream.core.is_usable();
+        if !usual || shared.attention() & (AGES | RECORDS | POLLS) != 0 || !shared.context.scopes.is_empty() {
             return None;
         }
-        let size = shared.config.rounding().round(requested);
-        let lane = stream.lane + u32::from(size > shared.rules.small_limit);
-        let handed = arena.lock().hit(lane, size, requested, &arena.counters)?;
-        Some(Served { arena: Arc::clone(arena), handed, borrower: None })
+        let mut capture = NO_CAPTURE;
+        if !shared.registry.is_quiet() {
+            capture = match *status.insert(shared.driver.capture_status(stream.core.handle).ok()?) {
+                CaptureStatus::None => NO_CAPTURE,
+                CaptureStatus::Active(capture) => capture,
+                CaptureStatus::Invalidated => return None,
+            };
+        }
+        let (arena, from, small_limit) = match capture {
+            NO_CAPTURE => {
+                let from = Source { lane: stream.lane, neutral: None, capture };
+                (Arc::clone(&stream.arena), from, shared.rules.small_limit)
+            }
+            _ => {
+                let route = stream.arena.route();
+                let route = route.as_ref()?;
+                let from = Source { lane: route.lane, neutral: Some(route.neutral), capture };
+                (Arc::clone(&route.arena), from, SMALL_LIMIT)
+            }
+        };
+        let size = shared.round(requested);
+        let from = if size > small_limit { from.large() } else { from };
+        let handed = arena.lock().hit(from, (size / UNIT) as Units, requested, &arena.counters)?;
+        Some(Served { arena, handed })
     }
 
-    /// Serves a request of more than zero bytes.
-    pub(crate) fn alloc(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Served<D>, AllocError> {
-        let mut status = None;
-        if let Some(served) = self.hit(requested, stream, &mut status) {
-            return Ok(served);
-        }
+    /// Serves a request of more than zero bytes that was no [`hit`](Self::hit); `status` is what the driver said of the stream, if it was
+    /// asked.
+    pub(crate) fn alloc(
+        self: &Arc<Self>,
+        requested: u64,
+        stream: &Stream<D>,
+        status: Option<CaptureStatus>,
+    ) -> Result<Served<D>, AllocError> {
         let request = self.request_knowing(requested, stream, status)?;
         self.serve(&request)
-    }
-
-    /// The shortest way: no scope is open, and the stream is not capturing or its capture's route is known; and the arena that the
-    /// request then goes to holds a block. Notes what the driver said of the stream, if it was asked.
-    fn hit(&self, requested: u64, stream: &Stream<D>, status: &mut Option<CaptureStatus>) -> Option<Served<D>> {
-        let usual = requested < ABSURD && stream.core.allocator == self.id && stream.core.is_usable();
-        let attention = self.shared.attention();
-        let long = self.shared.rules.poll_each_allocation || attention & RECORDS != 0;
-        if long || !self.shared.context.scopes.is_empty() || !usual {
-            return None;
-        }
-        if !self.shared.registry.is_quiet() {
-            match *status.insert(self.shared.driver.capture_status(stream.core.handle).ok()?) {
-                CaptureStatus::None => {}
-                CaptureStatus::Active(capture) => return self.hit_in_capture(requested, stream, capture),
-                CaptureStatus::Invalidated => return None,
-            }
-        }
-        let size = self.shared.config.rounding().round(requested);
-        let lane = stream.lane + u32::from(size > self.shared.rules.small_limit);
-        let (arena, ages) = (&stream.arena, attention & AGES != 0);
-        let mut state = arena.lock();
-        let block = state.take(lane, size, ages, &arena.counters)?;
-        let handed = state.hand_out(block, size, requested, &arena.counters)?;
-        Some(Served { arena: Arc::clone(arena), handed, borrower: None })
-    }
-
-    fn hit_in_capture(&self, requested: u64, stream: &Stream<D>, capture: CaptureId) -> Option<Served<D>> {
-        let (arena, lane, neutral) = {
-            let route = stream.arena.route.lock();
-            let closed = self.shared.registry.closed();
-            let route = route.as_ref().filter(|r| r.capture == capture && r.closed == closed)?;
-            (route.arena.upgrade()?, route.lane, route.neutral)
-        };
-        let size = self.shared.config.rounding().round(requested);
-        let part = u32::from(size > SMALL_LIMIT);
-        let mut state = arena.lock();
-        if !state.lanes[(lane + part) as usize].in_use {
-            // The capture has just ended.
-            return None;
-        }
-        if let Some(handed) = state.bin_hit(lane + part, size, requested, &arena.counters) {
-            drop(state);
-            return Some(Served { arena, handed, borrower: Some(Arc::clone(&stream.core)) });
-        }
-        let block = state.take_from(lane + part, Some(neutral + part), size, false, &arena.counters)?;
-        let handed = state.hand_out(block, size, requested, &arena.counters)?;
-        state.blocks[handed.block].lane = lane + part;
-        drop(state);
-        Some(Served { arena, handed, borrower: Some(Arc::clone(&stream.core)) })
     }
 
     /// Forgets the arenas of retired streams that hold nothing any more, and the streams whose last work is done.
@@ -456,7 +436,7 @@ impl<D: Device> Inner<D> {
     ) -> Result<Allocation<D>, AllocError> {
         let request = self.request(bytes, stream)?;
         match self.shared.driver.device().mem_alloc(bytes) {
-            Ok(address) => Ok(Allocation::direct(Arc::clone(&self.shared), address, bytes)),
+            Ok(address) => Ok(Allocation::direct(request.arena, address, bytes)),
             Err(e) if e.is_out_of_memory() => Err(self.out_of_memory(&request)),
             Err(e) => Err(e.into()),
         }

@@ -35,6 +35,8 @@ pub(crate) const RECORDS: u8 = 2;
 pub(crate) const QUARANTINES: u8 = 4;
 /// There are no bins: always so, or never.
 pub(crate) const BINLESS: u8 = 8;
+/// Requests poll events, as PyTorch's do: always so, or never.
+pub(crate) const POLLS: u8 = 16;
 
 /// Memory half given back: the pieces that the driver would not take.
 #[derive(Debug, Default)]
@@ -64,7 +66,7 @@ pub(crate) struct Shared<D: Device> {
     /// What stands for no stream in the lanes of free blocks between captures.
     pub(crate) neutral: Arc<StreamCore>,
     pub(crate) registry: Arc<CaptureRegistry>,
-    /// What a request or a free must look at beside the usual: [`AGES`], [`RECORDS`], [`QUARANTINES`], [`BINLESS`].
+    /// What a request or a free must look at beside the usual: [`AGES`], [`RECORDS`], [`QUARANTINES`], [`BINLESS`], [`POLLS`].
     attention: AtomicU8,
     pub(crate) history: Arc<History>,
     next_ordinal: AtomicU64,
@@ -81,8 +83,12 @@ impl<D: Device> Shared<D> {
         registry: Arc<CaptureRegistry>,
     ) -> Self {
         let clock = Arc::clone(driver.device());
-        let binless = if rules.arena.bins && config.caching() && !rules.poll_each_allocation { 0 } else { BINLESS };
-        let attention = AtomicU8::new(binless | if config.quarantine() { QUARANTINES } else { 0 });
+        let bit = |bit: u8, on: bool| if on { bit } else { 0 };
+        let attention = AtomicU8::new(
+            bit(BINLESS, !rules.arena.bins || !config.caching())
+                | bit(POLLS, rules.poll_each_allocation)
+                | bit(QUARANTINES, config.quarantine()),
+        );
         let peaks = Peaks::new(config.exact_peaks());
         Self {
             driver,
@@ -97,6 +103,15 @@ impl<D: Device> Shared<D> {
             history: Arc::new(History::new(move || clock.now())),
             next_ordinal: AtomicU64::new(0),
             stranded: Mutex::new(Rank::Leaf, Vec::new()),
+        }
+    }
+
+    /// What a request of that many bytes, fewer than 2^60, is rounded to.
+    #[inline]
+    pub(crate) fn round(&self, requested: u64) -> u64 {
+        match self.rules.plain_rounding {
+            true => (requested + (UNIT - 1)) & !(UNIT - 1),
+            false => self.config.rounding().round(requested),
         }
     }
 

@@ -5,9 +5,10 @@
 //!
 //! No driver call, callback or user code runs under any of them.
 //!
-//! An arena's lock is a [`QuickMutex`], which is given back with a plain store: half the price of a lock that keeps a list of who waits.
-//! It is held for O(log n) at a time, and mostly by the one thread that uses the stream; a thread that finds it taken looks again a few
-//! times and then lets others run. It knows no priorities and no fairness. All other locks are off the hit path and let waiters sleep.
+//! An arena's lock and a stream's route are [`QuickMutex`]es, which are given back with a plain store: half the price of a lock that keeps
+//! a list of who waits. They are held for O(log n) at a time, and mostly by the one thread that uses the stream; a thread that finds one
+//! taken looks again a few times and then lets others run. They know no priorities and no fairness. All other locks are off the hit path
+//! and let waiters sleep.
 //!
 //! Built with `--cfg gpupool_shuttle` the locks and the atomics that threads meet at are a model checker's, which tries other orders of
 //! the threads at each of them (`tests/tests/shuttle.rs`). It runs all threads on one, so ranks are not checked then.
@@ -36,7 +37,6 @@ use shuttle::sync::{Mutex as Inner, MutexGuard as InnerGuard};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Rank {
     Peaks,
-    #[cfg_attr(any(not(debug_assertions), gpupool_shuttle), allow(dead_code))]
     Arena,
     Pool,
     Totals,
@@ -152,37 +152,45 @@ mod quick {
     pub(super) use shuttle::sync::{Mutex as Inner, MutexGuard as InnerGuard};
 }
 
-/// A mutex of an arena's rank for what is held shortly and mostly by one thread.
+/// A mutex for what is held shortly and mostly by one thread.
 pub(crate) struct QuickMutex<T> {
+    #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
+    rank: Rank,
     inner: quick::Inner<T>,
 }
 
 impl<T> QuickMutex<T> {
-    #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
-    const RANK: Rank = Rank::Arena;
-
-    pub(crate) fn new(value: T) -> Self {
-        Self { inner: quick::Inner::new(value) }
+    #[cfg_attr(any(not(debug_assertions), gpupool_shuttle), allow(unused_variables))]
+    pub(crate) fn new(rank: Rank, value: T) -> Self {
+        Self {
+            #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
+            rank,
+            inner: quick::Inner::new(value),
+        }
     }
 
     #[inline]
     pub(crate) fn lock(&self) -> QuickGuard<'_, T> {
         #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
-        order::take(Self::RANK);
+        order::take(self.rank);
         self.taken()
     }
 
     /// As [`lock`](Self::lock), while others of the same rank are held: only for who holds the lock of the peaks, and with it the right to.
     pub(crate) fn lock_beside_others(&self) -> QuickGuard<'_, T> {
         #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
-        order::take_beside_others(Self::RANK);
+        order::take_beside_others(self.rank);
         self.taken()
     }
 
     #[cfg(not(gpupool_shuttle))]
     #[inline]
     fn taken(&self) -> QuickGuard<'_, T> {
-        QuickGuard { inner: self.inner.lock() }
+        QuickGuard {
+            inner: self.inner.lock(),
+            #[cfg(debug_assertions)]
+            rank: self.rank,
+        }
     }
 
     #[cfg(gpupool_shuttle)]
@@ -204,6 +212,8 @@ impl<T> QuickMutex<T> {
 /// Gives the lock back when dropped.
 pub(crate) struct QuickGuard<'a, T> {
     inner: quick::InnerGuard<'a, T>,
+    #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
+    rank: Rank,
 }
 
 impl<T> Deref for QuickGuard<'_, T> {
@@ -224,7 +234,7 @@ impl<T> DerefMut for QuickGuard<'_, T> {
 #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
 impl<T> Drop for QuickGuard<'_, T> {
     fn drop(&mut self) {
-        order::give(QuickMutex::<T>::RANK);
+        order::give(self.rank);
     }
 }
 

@@ -5,7 +5,7 @@ mod pools;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use gpupool_device::{Address, Device, StreamHandle};
+use gpupool_device::{Address, CaptureStatus, Device, StreamHandle};
 
 use crate::allocation::Allocation;
 use crate::arena::Segment;
@@ -183,21 +183,27 @@ impl<D: Device> Allocator<D> {
     /// See [`AllocError`]. A failed call changes no live block, route or handle; cached memory may have been given back.
     #[inline]
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
-        match self.inner.usual_hit(bytes, stream) {
+        let mut status = None;
+        match self.inner.hit(bytes, stream, &mut status) {
             Some(served) => Ok(Allocation::new(served, bytes)),
-            None => self.alloc_the_long_way(bytes, stream),
+            None => self.alloc_the_long_way(bytes, stream, status),
         }
     }
 
     #[inline(never)]
-    fn alloc_the_long_way(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
+    fn alloc_the_long_way(
+        &self,
+        bytes: u64,
+        stream: &Stream<D>,
+        status: Option<CaptureStatus>,
+    ) -> Result<Allocation<D>, AllocError> {
         if bytes == 0 {
             return Ok(Allocation::null());
         }
         if !self.config().caching() {
             return self.inner.alloc_uncached(bytes, stream);
         }
-        Ok(Allocation::new(self.inner.alloc(bytes, stream)?, bytes))
+        Ok(Allocation::new(self.inner.alloc(bytes, stream, status)?, bytes))
     }
 
     /// Exactly the range that starts at `address`, if it lies in a free block that requests of `stream` would be served from; `None`

@@ -23,10 +23,15 @@ struct Bin {
     count: u32,
 }
 
+/// On cache lines of their own.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Slots([Bin; SLOTS]);
+
 /// A lane's bins: a table indexed by a hash of the size, one size a slot.
 #[derive(Debug)]
 pub(crate) struct Bins {
-    slots: Box<[Bin; SLOTS]>,
+    slots: Box<Slots>,
     count: u32,
 }
 
@@ -36,7 +41,7 @@ const fn slot_of(size: Units) -> usize {
 
 impl Bins {
     pub(crate) fn new() -> Self {
-        Self { slots: Box::new([Bin { size: 0, head: NONE, count: 0 }; SLOTS]), count: 0 }
+        Self { slots: Box::new(Slots([Bin { size: 0, head: NONE, count: 0 }; SLOTS])), count: 0 }
     }
 
     /// Blocks in all bins.
@@ -45,24 +50,24 @@ impl Bins {
     }
 
     /// Takes a block of exactly `size`. O(1).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pop(&mut self, blocks: &Blocks, size: Units) -> Option<BlockId> {
-        let bin = &mut self.slots[slot_of(size)];
+        let bin = &mut self.slots.0[slot_of(size)];
         if bin.size != size || bin.count == 0 {
             return None;
         }
         let id = bin.head;
-        bin.head = blocks[id].right;
+        bin.head = blocks.get(id)?.right;
         bin.count -= 1;
         self.count -= 1;
         Some(id)
     }
 
     /// Keeps a block, unless its bin is full or holds another size. O(1).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, block: &mut Block, id: BlockId) -> bool {
         let size = block.size;
-        let bin = &mut self.slots[slot_of(size)];
+        let bin = &mut self.slots.0[slot_of(size)];
         if bin.count == 0 {
             bin.size = size;
             bin.head = NONE;
@@ -79,7 +84,7 @@ impl Bins {
     /// Empties all bins and returns what was in them, in a fixed order.
     pub(crate) fn drain(&mut self, blocks: &Blocks) -> Vec<BlockId> {
         let mut out = Vec::with_capacity(self.count as usize);
-        for bin in self.slots.iter_mut() {
+        for bin in self.slots.0.iter_mut() {
             let mut at = bin.head;
             for _ in 0..bin.count {
                 out.push(at);
@@ -94,7 +99,7 @@ impl Bins {
     /// The ids in all bins, for checks.
     pub(crate) fn ids(&self, blocks: &Blocks) -> Vec<BlockId> {
         let mut out = Vec::new();
-        for bin in self.slots.iter() {
+        for bin in self.slots.0.iter() {
             let mut at = bin.head;
             for _ in 0..bin.count {
                 out.push(at);

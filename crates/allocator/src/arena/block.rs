@@ -66,6 +66,10 @@ impl Block {
     }
 }
 
+/// Records that a full slab is given at once, and the part of it (an eighth) where that is more.
+const LEAST: usize = 16;
+const GROWTH: usize = 8;
+
 /// An arena's block records.
 #[derive(Default, Debug)]
 pub(crate) struct Blocks {
@@ -85,6 +89,10 @@ impl Blocks {
         if self.vacant == NONE {
             // An arena never comes near 2^32 blocks: 2^32 blocks of 512 bytes are 2 TiB of host records first.
             let id = self.records.len() as BlockId;
+            if self.records.len() == self.records.capacity() {
+                // Doubling would leave half of the memory unused.
+                self.records.reserve_exact((self.records.len() / GROWTH).max(LEAST));
+            }
             self.records.push(block);
             id
         } else {
@@ -112,6 +120,11 @@ impl Blocks {
     /// The record, unless it is vacant or of another generation.
     pub(crate) fn current(&self, id: BlockId, generation: u32) -> Option<&Block> {
         self.records.get(id as usize).filter(|b| b.generation == generation && b.state != BlockState::Vacant)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: BlockId) -> Option<&Block> {
+        self.records.get(id as usize)
     }
 
     #[inline]

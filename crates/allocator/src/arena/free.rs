@@ -28,10 +28,7 @@ impl ArenaState {
     /// Second half of a free: no stream can use the block any more, so it becomes free. O(1) into a bin, else O(log n).
     pub(crate) fn complete_free(&mut self, id: BlockId, counters: &ArenaCounters) {
         self.note_freed(id, &[Action::FreeCompleted], None);
-        let uses = std::mem::replace(&mut self.blocks[id].uses, NONE);
-        if uses != NONE {
-            self.uses.remove(uses);
-        }
+        self.forget_uses(id);
         let block = &self.blocks[id];
         let (part, bytes) = (self.lanes[block.lane as usize].part, to_bytes(block.size) as i64);
         counters.was_pending(part, bytes, block.requested as i64);
@@ -59,7 +56,7 @@ impl ArenaState {
     fn put_free(&mut self, id: BlockId, counters: &ArenaCounters) {
         let lane = &mut self.lanes[self.blocks[id].lane as usize];
         let part = lane.part;
-        self.repetition.block_freed(part, counters);
+        self.repetition.block_freed(counters);
         let block = &mut self.blocks[id];
         if let Some(bins) = &mut lane.bins
             && bins.push(block, id)
@@ -76,7 +73,7 @@ impl ArenaState {
     pub(super) fn free_past_bin(&mut self, id: BlockId, counters: &ArenaCounters) {
         let (part, bytes) = self.disowned(id, counters);
         counters.freed(part, bytes, self.blocks[id].requested as i64);
-        self.repetition.block_freed(part, counters);
+        self.repetition.block_freed(counters);
         self.stamp(id);
         self.merge(id, 0, 0, counters);
     }

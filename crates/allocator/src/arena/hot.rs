@@ -1,91 +1,94 @@
 //! The shortest way through an arena: a request that its bin serves, and a free that its bin takes.
 //!
-//! Each is one function that looks the block's record up once and writes what changes; whatever is unusual is left to the long way
+//! Each is one function that looks the block's record up once and writes what changes, with all that it calls put into it
+//! (`inline(always)` here, in `bins.rs` and in `counters.rs`: 40 instructions a pair); whatever is unusual is left to the long way
 //! (`place.rs`, `free.rs`), which does the same and more. `docs/hot-path.md` walks both, with the cost of each step.
 
-use super::{ArenaState, BlockId, BlockState, Handed, LaneKind, NONE};
+use gpupool_device::CaptureId;
+
+use super::{ArenaState, BlockId, BlockState, Handed, NONE};
 use crate::counters::ArenaCounters;
-use crate::stream::StreamCore;
-use crate::units::{to_bytes, to_units};
+use crate::units::{Units, to_bytes};
+
+/// Where a request that nothing unusual concerns is served from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    /// The lane of its stream and size.
+    pub(crate) lane: u32,
+    /// In a capture: the pool's neutral lane of its size.
+    pub(crate) neutral: Option<u32>,
+    /// The capture that the lane must be of, or [`NO_CAPTURE`](super::NO_CAPTURE).
+    pub(crate) capture: CaptureId,
+}
+
+impl Source {
+    /// As this one, for a large request.
+    #[inline]
+    pub(crate) fn large(self) -> Self {
+        Self { lane: self.lane + 1, neutral: self.neutral.map(|lane| lane + 1), ..self }
+    }
+}
 
 impl ArenaState {
-    /// Hands out a block of exactly `size` bytes from a lane's bin. `None`, with nothing changed, if the long way must be taken. O(1).
-    #[inline]
-    pub(crate) fn bin_hit(&mut self, lane: u32, size: u64, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
-        if size >= self.rules.max_split {
+    /// Hands out a block of `size` bytes: from the lane's bin of that size, else the best fit of its free index. `None`, with nothing
+    /// changed, if the long way must be taken. O(1), or O(log n).
+    #[inline(always)]
+    pub(crate) fn hit(
+        &mut self,
+        from: Source,
+        units: Units,
+        requested: u64,
+        counters: &ArenaCounters,
+    ) -> Option<Handed> {
+        let size = to_bytes(units);
+        let lane = self.lanes.get_mut(from.lane as usize)?;
+        if lane.capture != from.capture {
+            // The capture has just ended.
             return None;
         }
-        let lane = self.lanes.get_mut(lane as usize)?;
-        let id = lane.bins.as_mut()?.pop(&self.blocks, to_units(size)?)?;
+        let binned = match &mut lane.bins {
+            Some(bins) if size < self.rules.max_split => bins.pop(&self.blocks, units),
+            _ => None,
+        };
+        let Some(id) = binned else { return self.index_hit(from, size, requested, counters) };
         let block = self.blocks.get_mut(id)?;
         block.state = BlockState::Live;
         block.generation = block.generation.wrapping_add(1);
         block.requested = requested;
         counters.came_out_of_bin(lane.part, size as i64, block.is_split());
-        counters.handed_out(lane.part, size as i64, requested as i64);
         // What a capture's bin holds was handed out in this capture before, so its range is noted already.
-        if lane.kind != LaneKind::Stream
-            && let Some(recorded) = &mut self.slots[lane.slot as usize].recorded
-        {
-            let live = counters.allocated_bytes().current();
-            recorded.peak_bytes = recorded.peak_bytes.max(live.max(0) as u64);
-        }
+        counters.handed_out(lane.part, size as i64, requested as i64);
         let address = self.segments.get(block.segment)?.memory.base.offset(to_bytes(block.offset));
         Some(Handed { block: id, generation: block.generation, address, bytes: size })
     }
 
-    /// As [`bin_hit`](Self::bin_hit), else from the lane's free index: what a request does that nothing unusual concerns. O(1), or O(log n).
-    #[inline]
-    pub(crate) fn hit(&mut self, lane: u32, size: u64, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
-        match self.bin_hit(lane, size, requested, counters) {
-            Some(handed) => Some(handed),
-            None => self.index_hit(lane, size, requested, counters),
-        }
-    }
-
     #[inline(never)]
-    fn index_hit(&mut self, lane: u32, size: u64, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
-        let block = self.take(lane, size, false, counters)?;
-        self.hand_out(block, size, requested, counters)
+    fn index_hit(&mut self, from: Source, size: u64, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
+        let block = self.take_indexed(from.lane, from.neutral, size)?;
+        let handed = self.hand_out(block, size, requested, counters)?;
+        self.blocks[handed.block].lane = from.lane;
+        Some(handed)
     }
 
     /// As [`bin_free`](Self::bin_free), else merged and indexed: a free that nothing unusual concerns. Whether it was one; if not, nothing has
     /// changed. O(1), or O(log n).
-    #[inline]
-    pub(crate) fn usual_free(
-        &mut self,
-        id: BlockId,
-        generation: u32,
-        on: Option<&StreamCore>,
-        counters: &ArenaCounters,
-    ) -> bool {
-        self.bin_free(id, generation, on, counters) || self.index_free(id, generation, on, counters)
+    #[inline(always)]
+    pub(crate) fn usual_free(&mut self, id: BlockId, generation: u32, counters: &ArenaCounters) -> bool {
+        self.bin_free(id, generation, counters) || self.index_free(id, generation, counters)
     }
 
     #[inline(never)]
-    fn index_free(&mut self, id: BlockId, generation: u32, on: Option<&StreamCore>, counters: &ArenaCounters) -> bool {
-        if !self.is_live(id, generation) {
-            return false;
-        }
-        let block = &self.blocks[id];
-        let own = on.is_none_or(|core| core.id == self.lanes[block.lane as usize].core.id);
-        if block.uses != NONE || !own {
+    fn index_free(&mut self, id: BlockId, generation: u32, counters: &ArenaCounters) -> bool {
+        if !self.is_live(id, generation) || self.blocks[id].uses != NONE {
             return false;
         }
         self.free_past_bin(id, counters);
         true
     }
 
-    /// Frees a live block into its lane's bin, if nothing but its own stream used it; `on` is the stream that frees it, where that may be
-    /// another. Whether it did; if not, nothing has changed. O(1).
-    #[inline]
-    pub(crate) fn bin_free(
-        &mut self,
-        id: BlockId,
-        generation: u32,
-        on: Option<&StreamCore>,
-        counters: &ArenaCounters,
-    ) -> bool {
+    /// Frees a live block into its lane's bin, if nothing but its own stream used it. Whether it did; if not, nothing has changed. O(1).
+    #[inline(always)]
+    fn bin_free(&mut self, id: BlockId, generation: u32, counters: &ArenaCounters) -> bool {
         let Some(block) = self.blocks.get_mut(id) else { return false };
         if block.generation != generation || block.state != BlockState::Live || block.uses != NONE {
             return false;
@@ -93,13 +96,13 @@ impl ArenaState {
         let bytes = to_bytes(block.size);
         let Some(lane) = self.lanes.get_mut(block.lane as usize) else { return false };
         let Some(bins) = &mut lane.bins else { return false };
-        if bytes >= self.rules.max_split || on.is_some_and(|core| core.id != lane.core.id) || !bins.push(block, id) {
+        if bytes >= self.rules.max_split || !bins.push(block, id) {
             return false;
         }
         block.state = BlockState::Binned;
         counters.freed(lane.part, bytes as i64, block.requested as i64);
         counters.went_into_bin(lane.part, bytes as i64, block.is_split());
-        self.repetition.block_freed(lane.part, counters);
+        self.repetition.block_freed(counters);
         true
     }
 }

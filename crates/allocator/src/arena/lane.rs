@@ -9,6 +9,8 @@
 
 use std::sync::Arc;
 
+use gpupool_device::CaptureId;
+
 use super::bins::Bins;
 use super::{ArenaState, BlockState, NONE};
 use crate::counters::ArenaCounters;
@@ -16,6 +18,9 @@ use crate::ids::Part;
 use crate::index::FreeIndex;
 use crate::stream::StreamCore;
 use crate::units::to_bytes;
+
+/// No capture has this id: it is what a driver says of one that was invalidated.
+pub(crate) const NO_CAPTURE: CaptureId = CaptureId(0);
 
 /// Whose requests a lane serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +40,8 @@ pub(crate) struct Lane {
     pub(crate) slot: u32,
     pub(crate) part: Part,
     pub(crate) kind: LaneKind,
+    /// The capture whose requests on the stream are served from here by the shortest way, while it is under way; else [`NO_CAPTURE`].
+    pub(crate) capture: CaptureId,
     pub(crate) core: Arc<StreamCore>,
     pub(crate) index: FreeIndex,
     pub(crate) bins: Option<Bins>,
@@ -53,6 +60,7 @@ impl ArenaState {
             slot,
             part,
             kind,
+            capture: NO_CAPTURE,
             core: Arc::clone(core),
             index: FreeIndex::new(),
             bins: bins.then(Bins::new),
@@ -110,9 +118,12 @@ impl ArenaState {
                         let counted = if block.is_split() { (1, bytes) } else { (0, 0) };
                         self.merge(at, counted.0, counted.1, counters);
                     } else if self.lanes[self.blocks[at].lane as usize].kind == LaneKind::Capture {
-                        // Its handle knows the stream that its free must wait for. A block of eager work does not: it stays where it
-                        // is, and so does what becomes of it.
-                        self.blocks[at].lane = lane;
+                        // A block of eager work stays where it is, and so does what becomes of it.
+                        let from = std::mem::replace(&mut self.blocks[at].lane, lane);
+                        if self.blocks[at].state == BlockState::Live {
+                            let owner = Arc::clone(&self.lanes[from as usize].core);
+                            self.record_owner(at, &owner);
+                        }
                     }
                 }
                 at = self.blocks[at].next;
@@ -122,6 +133,7 @@ impl ArenaState {
             // A stream's own lanes stay; those of a capture end with it.
             if self.lanes[lane as usize].kind == LaneKind::Capture {
                 self.lanes[lane as usize].in_use = false;
+                self.lanes[lane as usize].capture = NO_CAPTURE;
             }
         }
     }

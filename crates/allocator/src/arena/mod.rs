@@ -25,7 +25,7 @@ mod validate;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
 
-use gpupool_device::{CaptureId, Device};
+use gpupool_device::Device;
 
 use crate::captures::Recording;
 use crate::counters::{ArenaCounters, PoolCounters};
@@ -39,7 +39,8 @@ use crate::sync::{Mutex, QuickGuard, QuickMutex, Rank};
 use crate::units::Units;
 
 pub(crate) use block::{Block, BlockId, BlockState, Blocks, NONE};
-pub(crate) use lane::{Lane, LaneKind};
+pub(crate) use hot::Source;
+pub(crate) use lane::{Lane, LaneKind, NO_CAPTURE};
 pub(crate) use place::Handed;
 pub(crate) use repetition::Repetition;
 pub(crate) use segment::{Backing, Memory, Segment, Segments};
@@ -104,7 +105,9 @@ pub(crate) struct ArenaState {
     pub(crate) uncut: bool,
 }
 
-/// An arena with its lock and its counters, which are read without the lock.
+/// An arena with its lock and its counters, which are read without the lock. On cache lines of its own (in pairs, as they are fetched), so
+/// that threads with an arena each do not slow each other down.
+#[repr(align(128))]
 pub(crate) struct Arena<D: Device> {
     pub(crate) shared: Arc<Shared<D>>,
     state: QuickMutex<ArenaState>,
@@ -112,17 +115,16 @@ pub(crate) struct Arena<D: Device> {
     /// Slot 0 is the default pool's.
     pub(crate) holds_default: bool,
     /// Where the requests of the capture that this arena's stream is in go.
-    pub(crate) route: Mutex<Option<CaptureRoute<D>>>,
+    route: QuickMutex<Option<CaptureRoute<D>>>,
+    /// In a private pool: the arenas of streams that have a route here.
+    routed: Mutex<Vec<Weak<Arena<D>>>>,
 }
 
-/// A capture's route, as far as one stream's requests go. Capture ids are never used again, and a route holds only until a session is
-/// closed, so it is never wrong, only stale.
+/// A capture's route, as far as one stream's requests go. Whether it still holds is looked up in the lane: that of a stream in a capture
+/// names the capture, whose id is never used again, and ends with it. The end of the capture also clears the route, so that it keeps no pool.
 pub(crate) struct CaptureRoute<D: Device> {
-    pub(crate) capture: CaptureId,
-    /// Sessions closed before it was found.
-    pub(crate) closed: u64,
-    /// The pool's arena; weak, so that a stale route keeps nothing.
-    pub(crate) arena: Weak<Arena<D>>,
+    /// The pool's arena.
+    pub(crate) arena: Arc<Arena<D>>,
     /// The small lanes: the stream's in the capture, and the pool's neutral one.
     pub(crate) lane: u32,
     pub(crate) neutral: u32,
@@ -144,14 +146,53 @@ impl<D: Device> Arena<D> {
             leaving: Vec::new(),
             uncut: false,
         };
-        let route = Mutex::new(Rank::Leaf, None);
-        Self { shared, state: QuickMutex::new(state), counters: ArenaCounters::default(), holds_default, route }
+        Self {
+            shared,
+            state: QuickMutex::new(Rank::Arena, state),
+            counters: ArenaCounters::default(),
+            holds_default,
+            route: QuickMutex::new(Rank::Leaf, None),
+            routed: Mutex::new(Rank::Leaf, Vec::new()),
+        }
     }
 
     /// The arena's lock.
     #[inline]
     pub(crate) fn lock(&self) -> ArenaGuard<'_, D> {
         ArenaGuard { state: self.state.lock(), _publisher: Publisher(self) }
+    }
+
+    /// The route of the capture that the arena's stream is in, if it is known.
+    #[inline]
+    pub(crate) fn route(&self) -> QuickGuard<'_, Option<CaptureRoute<D>>> {
+        self.route.lock()
+    }
+
+    /// Remembers that the requests of `stream`'s capture come here. Under this arena's lock, so that [`forget_routes`](Self::forget_routes)
+    /// misses none. Returns the route that this one takes the place of, to be dropped when no lock is held.
+    #[must_use]
+    pub(crate) fn remember_route(
+        self: &Arc<Self>,
+        stream: &Arc<Self>,
+        lane: u32,
+        neutral: u32,
+    ) -> Option<CaptureRoute<D>> {
+        let same = |r: &CaptureRoute<D>| Arc::ptr_eq(&r.arena, self) && (r.lane, r.neutral) == (lane, neutral);
+        if stream.route().as_ref().is_some_and(same) {
+            return None;
+        }
+        self.routed.lock().push(Arc::downgrade(stream));
+        stream.route().replace(CaptureRoute { arena: Arc::clone(self), lane, neutral })
+    }
+
+    /// Forgets the routes that lead here. Call it with no lock held.
+    pub(crate) fn forget_routes(self: &Arc<Self>) {
+        let routed = std::mem::take(&mut *self.routed.lock());
+        for stream in routed.iter().filter_map(Weak::upgrade) {
+            let leads_here = |route: &mut CaptureRoute<D>| Arc::ptr_eq(&route.arena, self);
+            let gone = stream.route().take_if(leads_here);
+            drop(gone);
+        }
     }
 
     /// The lock, for who holds that of the peaks.
@@ -190,7 +231,7 @@ impl<D: Device> Drop for Arena<D> {
         // Inside a capture nothing runs, and what is in no stream's lane is done.
         let eager = state.lanes.iter().filter(|l| l.in_use && l.kind == LaneKind::Stream);
         let mut streams: Vec<Arc<StreamCore>> = eager.map(|l| Arc::clone(&l.core)).collect();
-        streams.extend(state.pending.iter().map(|q| Arc::clone(&q.core)));
+        streams.extend(state.pending.iter().filter(|q| !q.blocks.is_empty()).map(|q| Arc::clone(&q.core)));
         for block in &state.deferred {
             streams.extend(
                 state
@@ -254,6 +295,7 @@ impl ArenaState {
         self.slots[slot as usize].counters = None;
         for lane in self.lanes.iter_mut().filter(|l| l.slot == slot) {
             lane.in_use = false;
+            lane.capture = NO_CAPTURE;
         }
     }
 

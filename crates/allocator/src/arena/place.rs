@@ -41,15 +41,21 @@ impl ArenaState {
             let part = l.part.index();
             self.slots[l.slot as usize].age[part] += 1;
         }
-        let units = to_units(size)?;
-        let Self { lanes, blocks, segments, rules, .. } = self;
+        let Self { lanes, blocks, .. } = self;
         if let Some(bins) = &mut lanes[lane as usize].bins
-            && let Some(id) = bins.pop(blocks, units)
+            && let Some(id) = bins.pop(blocks, to_units(size)?)
         {
             // It is counted with the free blocks until it is placed.
             counters.came_out_of_bin(lanes[lane as usize].part, size as i64, false);
             return Some(id);
         }
+        self.take_indexed(lane, neutral, size)
+    }
+
+    /// As [`take_from`](Self::take_from), from the indexes alone. O(log n) in one size class.
+    pub(super) fn take_indexed(&mut self, lane: u32, neutral: Option<u32>, size: u64) -> Option<BlockId> {
+        let units = to_units(size)?;
+        let Self { lanes, blocks, segments, rules, .. } = self;
         let best = |lane: u32| lanes[lane as usize].index.best_fit(blocks, segments, units);
         let id = match (best(lane), neutral.and_then(best)) {
             (Some(own), Some(shared)) => {
@@ -144,10 +150,7 @@ impl ArenaState {
         if let Some(recorded) = &mut slot.recorded
             && lane.kind != LaneKind::Stream
         {
-            let range = Range { address, bytes };
-            note(&mut recorded.written, range);
-            let live = counters.allocated_bytes().current();
-            recorded.peak_bytes = recorded.peak_bytes.max(live.max(0) as u64);
+            note(&mut recorded.written, Range { address, bytes });
         }
         Some(Handed { block: id, generation: block.generation, address, bytes })
     }

@@ -6,7 +6,6 @@
 //! trimming, in rounder steps, and the driver is asked no more after a turn or two.
 
 use crate::counters::ArenaCounters;
-use crate::ids::Part;
 
 /// A repetition may want this part (a fiftieth, 2%) more than the pass before it.
 const MARGIN: i64 = 50;
@@ -25,17 +24,17 @@ pub(crate) struct Repetition {
 }
 
 impl Repetition {
-    /// A block of this part became free.
+    /// A block became free.
     #[inline]
-    pub(super) fn block_freed(&mut self, part: Part, counters: &ArenaCounters) {
-        if counters.is_unused(part) && counters.active_blocks() == 0 {
-            self.of_peak = Some(counters.active_bytes().1);
+    pub(super) fn block_freed(&mut self, counters: &ArenaCounters) {
+        if counters.is_unused() {
+            self.of_peak = Some(counters.active_peak_bytes());
         }
     }
 
     /// Whether a request for `more` bytes is part of a repetition. One that wants more than there was ends it.
     pub(crate) fn covers(&mut self, more: u64, counters: &ArenaCounters) -> bool {
-        let wanted = counters.active_bytes().0.saturating_add_unsigned(more);
+        let wanted = counters.active_bytes().saturating_add_unsigned(more);
         if self.of_peak.is_some_and(|peak| wanted > peak + peak / MARGIN) {
             self.of_peak = None;
         }

@@ -21,6 +21,9 @@ pub(crate) struct Use {
     pub(crate) core: Arc<StreamCore>,
     /// The mark that covers it, where the caller said when it ended; else it may go on until the block is freed.
     pub(crate) until: Option<u64>,
+    /// It is the use of the block's owner, in whose lane the block does not lie: one that a capture has left behind, or that came from a
+    /// retired stream.
+    pub(crate) by_owner: bool,
 }
 
 /// What is recorded for one block. Kept beside the block's record, since few blocks have any.
@@ -37,45 +40,53 @@ pub(crate) struct Uses {
 }
 
 impl Uses {
+    /// Streams that were recorded by name.
+    pub(crate) fn recorded(&self) -> impl Iterator<Item = StreamId> + '_ {
+        self.streams.iter().filter(|u| !u.by_owner).map(|u| u.core.id)
+    }
+
+    /// Forgets everything but the memory that it takes.
+    fn clear(&mut self) {
+        self.streams.clear();
+        self.captured.clear();
+        self.waiting = 0;
+        self.markers.clear();
+    }
+
     /// Whether a stream is recorded, and not only inside a capture.
     fn is_used_outside(&self, stream: StreamId) -> bool {
         self.streams.iter().any(|u| u.core.id == stream) && !self.captured.contains(&stream)
     }
 }
 
-/// The side table of recorded uses.
+/// The side table of recorded uses. What a slot has allocated stays with it, so that recording a use mostly allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct UsesTable {
-    slots: Vec<Option<Uses>>,
+    slots: Vec<Uses>,
     vacant: Vec<u32>,
 }
 
 impl UsesTable {
-    fn insert(&mut self, uses: Uses) -> u32 {
-        match self.vacant.pop() {
-            Some(at) => {
-                self.slots[at as usize] = Some(uses);
-                at
-            }
-            None => {
-                self.slots.push(Some(uses));
-                self.slots.len() as u32 - 1
-            }
-        }
+    fn insert(&mut self) -> u32 {
+        self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(Uses::default());
+            self.slots.len() as u32 - 1
+        })
     }
 
-    pub(super) fn remove(&mut self, at: u32) {
-        if self.slots.get_mut(at as usize).is_some_and(|s| s.take().is_some()) {
+    fn remove(&mut self, at: u32) {
+        if let Some(uses) = self.slots.get_mut(at as usize) {
+            uses.clear();
             self.vacant.push(at);
         }
     }
 
     pub(crate) fn get(&self, at: u32) -> Option<&Uses> {
-        self.slots.get(at as usize)?.as_ref()
+        self.slots.get(at as usize)
     }
 
     pub(crate) fn get_mut(&mut self, at: u32) -> Option<&mut Uses> {
-        self.slots.get_mut(at as usize)?.as_mut()
+        self.slots.get_mut(at as usize)
     }
 }
 
@@ -84,21 +95,68 @@ impl UsesTable {
 pub(crate) struct PendingQueue {
     pub(crate) core: Arc<StreamCore>,
     pub(crate) blocks: VecDeque<(u64, BlockId)>,
+    /// The newest mark, and how many blocks were queued with it.
+    newest: (u64, usize),
+}
+
+impl PendingQueue {
+    fn of(core: &Arc<StreamCore>) -> Self {
+        Self { core: Arc::clone(core), blocks: VecDeque::new(), newest: (0, 0) }
+    }
+
+    /// Queues a block; returns how many share the mark, if no event covers it yet.
+    fn push(&mut self, mark: u64, id: BlockId) -> usize {
+        if self.blocks.back().is_none_or(|(last, _)| *last <= mark) {
+            self.blocks.push_back((mark, id));
+        } else {
+            let at = self.blocks.partition_point(|(m, _)| *m <= mark);
+            self.blocks.insert(at, (mark, id));
+        }
+        if mark != self.newest.0 {
+            self.newest = (mark.max(self.newest.0), 0);
+        }
+        self.newest.1 += 1;
+        if self.core.is_closed(mark) { 0 } else { self.newest.1 }
+    }
 }
 
 impl ArenaState {
     /// Notes that `core` uses a block until it is freed. Its own stream needs no note. O(streams recorded for the block).
     pub(crate) fn record_use(&mut self, id: BlockId, core: &Arc<StreamCore>, in_capture: bool) {
+        if !in_capture {
+            return self.record_use_until(id, core, None);
+        }
         let outside = self.uses.get(self.blocks[id].uses).is_some_and(|uses| uses.is_used_outside(core.id));
         self.record_use_until(id, core, None);
         // What the stream did with the block before it joined the capture goes on whatever the capture becomes.
-        if in_capture
-            && (!outside || self.rules.capture_ends_earlier_uses)
+        if (!outside || self.rules.capture_ends_earlier_uses)
             && let Some(uses) = self.uses.get_mut(self.blocks[id].uses)
             && !uses.captured.contains(&core.id)
         {
             uses.captured.push(core.id);
         }
+    }
+
+    /// Notes that a block was handed out to `owner` and lies in a lane that is not the owner's: its free must wait for the owner.
+    pub(crate) fn record_owner(&mut self, id: BlockId, owner: &Arc<StreamCore>) {
+        self.record_use_until(id, owner, None);
+        let uses = self.uses.get_mut(self.blocks[id].uses);
+        if let Some(known) = uses.and_then(|uses| uses.streams.iter_mut().find(|u| u.core.id == owner.id)) {
+            known.by_owner = true;
+        }
+    }
+
+    /// Forgets all uses of a block.
+    pub(crate) fn forget_uses(&mut self, id: BlockId) {
+        let uses = std::mem::replace(&mut self.blocks[id].uses, NONE);
+        if uses != NONE {
+            self.uses.remove(uses);
+        }
+    }
+
+    /// Whether streams were recorded for a block by name.
+    pub(crate) fn has_recorded_uses(&self, id: BlockId) -> bool {
+        self.uses.get(self.blocks[id].uses).is_some_and(|uses| uses.recorded().next().is_some())
     }
 
     /// Notes that `core` uses a block until that mark, or until it is freed. Its own stream needs no note. O(streams recorded for the
@@ -108,7 +166,7 @@ impl ArenaState {
             return;
         }
         if self.blocks[id].uses == NONE {
-            self.blocks[id].uses = self.uses.insert(Uses::default());
+            self.blocks[id].uses = self.uses.insert();
         }
         let Some(uses) = self.uses.get_mut(self.blocks[id].uses) else { return };
         if until.is_some() && !self.rules.capture_ends_earlier_uses {
@@ -116,8 +174,11 @@ impl ArenaState {
         }
         match uses.streams.iter_mut().find(|u| u.core.id == core.id) {
             // Without an end it may go on: what says less wins.
-            Some(known) => known.until = known.until.zip(until).map(|(a, b)| a.max(b)),
-            None => uses.streams.push(Use { core: Arc::clone(core), until }),
+            Some(known) => {
+                known.until = known.until.zip(until).map(|(a, b)| a.max(b));
+                known.by_owner = false;
+            }
+            None => uses.streams.push(Use { core: Arc::clone(core), until, by_owner: false }),
         }
     }
 
@@ -135,26 +196,38 @@ impl ArenaState {
         self.uses.get(self.blocks[id].uses).map(|u| u.streams.clone()).unwrap_or_default()
     }
 
-    /// Queues a block for every stream recorded for it, at the mark given for each. With none left it is free at once.
-    pub(crate) fn make_pending(&mut self, id: BlockId, marks: &[(Arc<StreamCore>, u64)], counters: &ArenaCounters) {
-        if marks.is_empty() {
-            return self.complete_free(id, counters);
-        }
-        for (core, mark) in marks {
-            let queue = match self.pending.iter().position(|q| q.core.id == core.id) {
-                Some(at) => &mut self.pending[at],
-                None => {
-                    self.pending.push(PendingQueue { core: Arc::clone(core), blocks: VecDeque::new() });
-                    let last = self.pending.len() - 1;
-                    &mut self.pending[last]
+    /// Queues a freed block for every stream recorded for it that may not be done with it; with none left it is free at once. Returns the
+    /// streams that an event must be recorded on: where `share` blocks wait for one.
+    pub(crate) fn make_pending(
+        &mut self,
+        id: BlockId,
+        share: usize,
+        counters: &ArenaCounters,
+    ) -> Vec<Arc<StreamCore>> {
+        let Self { uses, pending, blocks, .. } = self;
+        let (mut waiting, mut to_mark) = (0, Vec::new());
+        if let Some(uses) = uses.get_mut(blocks[id].uses) {
+            for used in &uses.streams {
+                let core = &used.core;
+                let mark = used.until.unwrap_or_else(|| core.open_mark());
+                if core.is_done(mark) {
+                    continue;
                 }
-            };
-            let at = queue.blocks.partition_point(|(m, _)| *m <= *mark);
-            queue.blocks.insert(at, (*mark, id));
+                waiting += 1;
+                let at = pending.iter().position(|q| q.core.id == core.id).unwrap_or_else(|| {
+                    pending.push(PendingQueue::of(core));
+                    pending.len() - 1
+                });
+                if pending[at].push(mark, id) >= share {
+                    to_mark.push(Arc::clone(core));
+                }
+            }
+            uses.waiting = waiting;
         }
-        if let Some(uses) = self.uses.get_mut(self.blocks[id].uses) {
-            uses.waiting = marks.len() as u32;
+        if waiting == 0 {
+            self.complete_free(id, counters);
         }
+        to_mark
     }
 
     /// The streams that pending blocks of `core` wait for, each with the newest mark.
@@ -232,7 +305,11 @@ impl ArenaState {
                 freed += 1;
             }
         }
-        self.pending.retain(|q| !q.blocks.is_empty());
+        // A stream that was waited for once is waited for again.
+        self.pending.retain(|q| !q.blocks.is_empty() || !q.core.is_retired());
+        if freed > 0 {
+            counters.rewatch();
+        }
         freed
     }
 }

@@ -237,7 +237,14 @@ impl<D: Device> HeldPool for Held<D> {
         let first_new_segment = self.pool.arena.shared.next_segment_ordinal();
         let recording = Recording { first_new_segment, ..Recording::default() };
         self.note(Action::CaptureBegin);
-        self.pool.arena.lock().slots[self.pool.slot as usize].recorded.get_or_insert(recording);
+        let mut state = self.pool.arena.lock();
+        let under_way = &mut state.slots[self.pool.slot as usize].recorded;
+        if under_way.is_none() {
+            *under_way = Some(recording);
+            if !self.pool.arena.shared.rules.single_arena {
+                self.pool.arena.counters.start_recording();
+            }
+        }
     }
 
     fn end_capture(&self) -> Recording {
@@ -248,6 +255,7 @@ impl<D: Device> HeldPool for Held<D> {
             return Recording::default();
         };
         recorded.written = Range::merged(recorded.written);
+        recorded.peak_bytes = self.pool.arena.counters.end_recording();
         for (_, segment) in state.segments.iter().filter(|(_, s)| s.slot == self.pool.slot) {
             if let Some(table) = &segment.pages {
                 for (offset, piece) in table.iter() {

@@ -36,6 +36,7 @@ impl<D: Device> Arena<D> {
             state.neutralise(slot, &self.shared.neutral, &self.counters, |l| l.kind == LaneKind::Capture);
             still_used
         };
+        self.forget_routes();
         still_used.into_iter().for_each(|id| self.make_pending(id));
     }
 }

@@ -50,6 +50,19 @@ impl Rounding {
         &mut self.0
     }
 
+    /// Whether every size is rounded to a multiple of 512 bytes.
+    #[must_use]
+    pub const fn is_plain(&self) -> bool {
+        let mut entry = 0;
+        while entry < Self::ENTRIES {
+            if self.0[entry] > 1 {
+                return false;
+            }
+            entry += 1;
+        }
+        true
+    }
+
     /// The entry that serves a request of `bytes`.
     #[must_use]
     #[inline]

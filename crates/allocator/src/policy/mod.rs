@@ -64,6 +64,8 @@ pub(crate) struct Rules {
     pub(crate) collects_busy_memory: bool,
     /// Pools that graphs may hold serve others too when memory is short, if they opted in.
     pub(crate) overflow_from_held: bool,
+    /// Requests are rounded to a multiple of 512 bytes, whatever their size.
+    pub(crate) plain_rounding: bool,
     /// What is tried, in order, when the search fails.
     pub(crate) ladder: &'static [Rung],
 }

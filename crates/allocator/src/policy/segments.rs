@@ -47,6 +47,7 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
         remembers_pools: false,
         collects_busy_memory: false,
         overflow_from_held: false,
+        plain_rounding: config.rounding().is_plain(),
         ladder: LADDER,
     }
 }

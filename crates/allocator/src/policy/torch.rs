@@ -35,6 +35,7 @@ pub(super) fn rules_2_15(config: &Config) -> Rules {
         remembers_pools: true,
         collects_busy_memory: true,
         overflow_from_held: true,
+        plain_rounding: config.rounding().is_plain(),
         ladder: LADDER,
     }
 }
