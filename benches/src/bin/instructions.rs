@@ -1,6 +1,7 @@
 //! Instructions a pair, counted by callgrind, against the committed ceilings.
 //!
 //!     cargo run --release -p gpupool-benches --bin instructions            counts, and compares with benches/ceilings.txt
+//!     cargo run --release -p gpupool-benches --bin instructions -- layers hot-512 set-1024 index-1024    what each layer takes
 //!     cargo run --release -p gpupool-benches --bin instructions -- run segments hot-512 100000      to be profiled
 //!
 //! Without valgrind it says "skipped: no valgrind" and succeeds. Ceilings are for release builds.
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use gpupool_benches::instructions::{Case, Ceiling, count, rounds, valgrind_is_there};
+use gpupool_benches::instructions::{Case, Ceiling, count, layers, rounds, valgrind_is_there};
 use gpupool_benches::{Failed, Kind, Workload, or_exit};
 
 /// Counts instructions a pair and compares them with ceilings.
@@ -26,6 +27,11 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// What each layer of gpupool takes of the instructions of workloads.
+    Layers {
+        /// hot-BYTES, set-LIVE, index-FREE or trace-NAME.
+        workloads: Vec<Workload>,
+    },
     /// Runs a workload, for callgrind to look at.
     Run {
         /// `segments`, `torch-2.15` or `loop-alone`.
@@ -43,6 +49,10 @@ fn main() -> ExitCode {
         or_exit(rounds(&Case { kind: peer, workload }, n));
         return ExitCode::SUCCESS;
     }
+    if let Some(Command::Layers { workloads }) = arguments.command {
+        or_exit(print_layers(workloads));
+        return ExitCode::SUCCESS;
+    }
     if cfg!(debug_assertions) {
         eprintln!("ceilings are for release builds: cargo run --release -p gpupool-benches --bin instructions");
         return ExitCode::from(2);
@@ -55,6 +65,23 @@ fn main() -> ExitCode {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     }
+}
+
+/// Prints a table: a row for each layer, a column for each workload.
+fn print_layers(workloads: Vec<Workload>) -> Result<(), Failed> {
+    let program = std::env::current_exe().map_err(Failed::io("this program"))?;
+    let mut columns = Vec::new();
+    for workload in workloads {
+        print!("{}", if columns.is_empty() { format!("{:<28}", "layer") } else { String::new() });
+        print!("{:>24}", workload.to_string());
+        columns.push(layers(&program, &Case { kind: Kind::Segments, workload })?);
+    }
+    println!();
+    for (at, (layer, _)) in columns.first().into_iter().flatten().enumerate() {
+        let row: String = columns.iter().map(|column| format!("{:>24.1}", column[at].1)).collect();
+        println!("{layer:<28}{row}");
+    }
+    Ok(())
 }
 
 /// Prints each case's count beside its ceiling; whether all are under theirs.

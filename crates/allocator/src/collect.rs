@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use gpupool_device::Device;
 
-use crate::arena::{Arena, ArenaState, Backing, BlockState as Phase, NONE, Segment};
+use crate::arena::{Arena, ArenaState, Backing, BlockState as Phase, NONE, Segment, Use};
 use crate::forward::bring_forward;
 use crate::inner::Inner;
 use crate::pool::Pool;
@@ -74,7 +74,9 @@ impl ArenaState {
                 at = b.next;
                 continue;
             }
-            let used_by = self.uses.get(b.uses).map(|uses| uses.recorded().collect());
+            // That its owner uses a live block goes without saying; what a pending one waits for does not.
+            let said = |used: &&Use| b.state != Phase::Live || !used.by_owner;
+            let used_by = self.uses.get(b.uses).map(|u| u.streams.iter().filter(said).map(|u| u.core.id).collect());
             out.push(BlockState {
                 address: base.offset(to_bytes(b.offset)),
                 size: to_bytes(b.size),

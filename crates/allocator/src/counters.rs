@@ -579,6 +579,11 @@ impl ArenaCounters {
         ]
     }
 
+    /// Differs from what it was before if a block was handed out or freed in between.
+    pub(crate) fn changes(&self) -> i64 {
+        self.allocation.parts.iter().map(|part| part.raw().0 + part.raw().1).sum()
+    }
+
     /// Every figure that has a peak, in the order of [`Stats::of_arenas`](crate::Stats).
     pub(crate) fn figures(&self) -> [(i64, &Peak); FIGURES] {
         let arrays = [

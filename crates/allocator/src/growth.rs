@@ -273,14 +273,13 @@ impl<D: Device> Arena<D> {
 }
 
 impl crate::arena::ArenaState {
-    /// The wholly free segments of some lanes, lane by lane and in index order in each. O(segments).
-    pub(crate) fn idle_in_order(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> Vec<Idle> {
-        let mut out = Vec::new();
-        for (at, segment) in self.segments.iter() {
+    /// The wholly free segments of some lanes, with their ties. O(segments).
+    fn idle(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> impl Iterator<Item = (u64, Idle)> {
+        self.segments.iter().filter_map(move |(at, segment)| {
             let block = &self.blocks[segment.first];
             let lane = &self.lanes[block.lane as usize];
             if block.state != BlockState::Free || block.is_split() || !pick(lane) {
-                continue;
+                return None;
             }
             let idle = Idle {
                 block: segment.first,
@@ -290,8 +289,18 @@ impl crate::arena::ArenaState {
                 since: segment.idle_since,
                 lane: block.lane,
             };
-            out.push((segment.tie, idle));
-        }
+            Some((segment.tie, idle))
+        })
+    }
+
+    /// Bytes in the wholly free segments of some lanes. O(segments).
+    pub(crate) fn idle_bytes(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> u64 {
+        self.idle(pick).map(|(_, idle)| idle.bytes).sum()
+    }
+
+    /// The wholly free segments of some lanes, lane by lane and in index order in each. O(segments).
+    pub(crate) fn idle_in_order(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> Vec<Idle> {
+        let mut out: Vec<_> = self.idle(pick).collect();
         out.sort_unstable_by_key(|(tie, i)| (i.lane, i.bytes, *tie));
         out.into_iter().map(|(_, idle)| idle).collect()
     }

@@ -8,7 +8,7 @@ use std::thread::ThreadId;
 use gpupool_device::{CaptureStatus, Device, StreamHandle};
 
 use crate::allocation::Allocation;
-use crate::arena::{Arena, ArenaState, Handed, LaneKind, NO_CAPTURE, Source};
+use crate::arena::{Arena, ArenaState, Handed, LaneKind, NO_CAPTURE, NONE, Source};
 use crate::captures::ReachSets;
 use crate::error::{AllocError, PoolError};
 use crate::history::Caller;
@@ -331,8 +331,7 @@ impl<D: Device> Inner<D> {
     ) -> Option<Served<D>> {
         let shared = &*self.shared;
         // Bytes of zero are none of these, since one less is the most there is.
-        let usual =
-            requested.wrapping_sub(1) < LARGEST && stream.core.allocator == self.id && stream.core.is_usable();
+        let usual = requested.wrapping_sub(1) < LARGEST && stream.core.allocator == self.id && stream.core.is_usable();
         if !usual || shared.attention() & (AGES | RECORDS | POLLS) != 0 || !shared.context.scopes.is_empty() {
             return None;
         }
@@ -344,21 +343,21 @@ impl<D: Device> Inner<D> {
                 CaptureStatus::Invalidated => return None,
             };
         }
-        let (arena, from, small_limit) = match capture {
+        let (arena, from, small) = match capture {
             NO_CAPTURE => {
-                let from = Source { lane: stream.lane, neutral: None, capture };
+                let from = Source { lane: stream.lane, neutral: NONE, capture };
                 (Arc::clone(&stream.arena), from, shared.rules.small_limit)
             }
             _ => {
                 let route = stream.arena.route();
                 let route = route.as_ref()?;
-                let from = Source { lane: route.lane, neutral: Some(route.neutral), capture };
+                let from = Source { lane: route.lane, neutral: route.neutral, capture };
                 (Arc::clone(&route.arena), from, SMALL_LIMIT)
             }
         };
         let size = shared.round(requested);
-        let from = if size > small_limit { from.large() } else { from };
-        let handed = arena.lock().hit(from, (size / UNIT) as Units, requested, &arena.counters)?;
+        let part = if size <= small { Part::Small } else { Part::Large };
+        let handed = arena.lock().hit(from, part, (size / UNIT) as Units, requested, &arena.counters)?;
         Some(Served { arena, handed })
     }
 

@@ -13,6 +13,9 @@
 //! those is above the peak is there a new peak. So peaks are exact, in the order in which requests come out; a workload that has seen its
 //! peak seldom comes here; and a peak never drops when an arena goes, since the peak is not the arena's.
 //!
+//! An arena in which nothing has happened between two such stops is *at rest*: its ceilings are its figures, and it is left alone until it
+//! tells that something has happened in it. So a stop costs as much as there are arenas in use, however many pools lie about.
+//!
 //! With `exact_peaks` every change is added up here as it comes out of its arena, and no arena is ever stopped for another's peak.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -105,11 +108,48 @@ impl Telling {
     }
 }
 
+/// An arena that was never looked at.
+const NEVER: i64 = -1;
+
+/// An arena in use, and how much had happened in it when it was last looked at.
+#[derive(Debug)]
+struct InUse<D: Device> {
+    arena: Weak<Arena<D>>,
+    seen: i64,
+}
+
 #[derive(Debug)]
 struct Books<D: Device> {
-    arenas: Vec<Weak<Arena<D>>>,
+    in_use: Vec<InUse<D>>,
+    resting: Vec<Weak<Arena<D>>>,
+    /// The ceilings of those at rest together, figure by figure.
+    at_rest: [i64; FIGURES],
     /// All arenas' ceilings together, figure by figure.
     ceilings: [i64; FIGURES],
+}
+
+impl<D: Device> Books<D> {
+    /// Something has happened in an arena that may have been at rest. Under its lock.
+    fn wake(&mut self, arena: &Arena<D>) {
+        let Some(at) = self.resting.iter().position(|a| std::ptr::eq(a.as_ptr(), arena)) else { return };
+        for (sum, (_, peak)) in self.at_rest.iter_mut().zip(arena.counters.figures()) {
+            *sum -= peak.ceiling.load(Relaxed);
+        }
+        self.in_use.push(InUse { arena: self.resting.swap_remove(at), seen: NEVER });
+    }
+
+    /// Nothing has happened in an arena since it was last looked at: its ceilings are its figures from now on. Under its lock.
+    fn rest(&mut self, arena: &Arc<Arena<D>>) {
+        let figures = arena.counters.figures();
+        for ((all, resting), (current, peak)) in self.ceilings.iter_mut().zip(&mut self.at_rest).zip(figures) {
+            *all += current - peak.ceiling.load(Relaxed);
+            *resting += current;
+            peak.set_ceiling(current);
+        }
+        self.resting.push(Arc::downgrade(arena));
+        // The next change is told.
+        arena.counters.telling.due.store(true, Relaxed);
+    }
 }
 
 /// The peaks of an allocator with several arenas.
@@ -124,7 +164,7 @@ pub(crate) struct Peaks<D: Device> {
 
 impl<D: Device> Peaks<D> {
     pub(crate) fn new(every_change: bool) -> Self {
-        let books = Books { arenas: Vec::new(), ceilings: [0; FIGURES] };
+        let books = Books { in_use: Vec::new(), resting: Vec::new(), at_rest: [0; FIGURES], ceilings: [0; FIGURES] };
         Self { books: Mutex::new(Rank::Peaks, books), peaks: std::array::from_fn(|_| AtomicI64::new(0)), every_change }
     }
 
@@ -144,18 +184,19 @@ impl<D: Device> Peaks<D> {
         arena.counters.rewatch();
         arena.counters.telling.always.store(self.every_change, Relaxed);
         arena.counters.telling.due.store(self.every_change, Relaxed);
-        books.arenas.push(Arc::downgrade(arena));
+        books.in_use.push(InUse { arena: Arc::downgrade(arena), seen: NEVER });
     }
 
     /// An arena is gone, in which nothing is live.
     pub(crate) fn leave(&self, arena: &Arena<D>) {
         let mut books = self.books.lock();
-        let before = books.arenas.len();
-        books.arenas.retain(|a| !std::ptr::eq(a.as_ptr(), arena));
-        if books.arenas.len() == before {
+        let _held = arena.lock_beside_others();
+        books.wake(arena);
+        let before = books.in_use.len();
+        books.in_use.retain(|a| !std::ptr::eq(a.arena.as_ptr(), arena));
+        if books.in_use.len() == before {
             return;
         }
-        let _held = arena.lock_beside_others();
         for (sum, (_, peak)) in books.ceilings.iter_mut().zip(arena.counters.figures()) {
             *sum -= peak.ceiling.load(Relaxed);
             peak.set_ceiling(i64::MAX);
@@ -165,8 +206,8 @@ impl<D: Device> Peaks<D> {
         arena.counters.telling.due.store(false, Relaxed);
     }
 
-    /// A request comes out of an arena in which some figure is above its ceiling. O(1), or O(arenas) on the way to a new peak, with all
-    /// arenas stopped meanwhile.
+    /// A request comes out of an arena in which some figure is above its ceiling, or that was at rest. O(1), or O(arenas in use) on the
+    /// way to a new peak, with those stopped meanwhile.
     #[cold]
     #[inline(never)]
     pub(crate) fn publish(&self, arena: &Arena<D>) {
@@ -174,6 +215,7 @@ impl<D: Device> Peaks<D> {
         let mut wanting = Vec::new();
         {
             let _held = arena.lock_beside_others();
+            books.wake(arena);
             let telling = &arena.counters.telling;
             telling.due.store(telling.always.load(Relaxed), Relaxed);
             for (at, (current, peak)) in arena.counters.figures().into_iter().enumerate() {
@@ -209,13 +251,13 @@ impl<D: Device> Peaks<D> {
     /// Lowers the ceilings of some figures in all arenas to what is there at one moment, and raises the peaks that this passes. Returns the
     /// arenas it looked at.
     fn sweep(&self, books: &mut Books<D>, wanting: &[usize]) -> Vec<Arc<Arena<D>>> {
-        books.arenas.retain(|a| a.strong_count() > 0);
-        let arenas: Vec<_> = books.arenas.iter().filter_map(Weak::upgrade).collect();
+        let in_use = books.in_use.drain(..).filter_map(|a| Some((a.arena.upgrade()?, a.seen)));
+        let (arenas, seen): (Vec<_>, Vec<_>) = in_use.unzip();
         // Nobody else holds more than one, since that takes the lock of the books.
         let held: Vec<_> = arenas.iter().map(|a| a.lock_beside_others()).collect();
         let figures: Vec<_> = arenas.iter().map(|a| a.counters.figures()).collect();
         for at in wanting {
-            let mut sum = 0;
+            let mut sum = books.at_rest[*at];
             for arena in &figures {
                 let (current, peak) = &arena[*at];
                 peak.set_ceiling(*current);
@@ -224,8 +266,17 @@ impl<D: Device> Peaks<D> {
             books.ceilings[*at] = sum;
             self.peaks[*at].fetch_max(sum, Relaxed);
         }
-        arenas.iter().for_each(|arena| arena.counters.rewatch());
-        drop((held, figures));
+        drop(figures);
+        for (arena, seen) in arenas.iter().zip(seen) {
+            let changes = arena.counters.changes();
+            if changes == seen {
+                books.rest(arena);
+            } else {
+                books.in_use.push(InUse { arena: Arc::downgrade(arena), seen: changes });
+            }
+            arena.counters.rewatch();
+        }
+        drop(held);
         arenas
     }
 

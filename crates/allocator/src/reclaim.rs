@@ -399,22 +399,18 @@ impl<D: Device> Inner<D> {
 
     fn note_held(&self, in_capture: bool, out: &mut Trimmed) {
         for arena in self.arenas() {
-            let idle = arena.idle_segments(|_| true);
-            let state = arena.lock();
+            let default = |l: &Lane| arena.is_default_slot(l.slot);
+            let mut state = arena.lock();
+            state.flush_bins(&arena.counters);
             if let Some(rules) = &self.shared.rules.pages {
-                let default = |l: &Lane| arena.is_default_slot(l.slot);
                 out.held_by_pools_bytes += state.free_page_bytes(rules.page_bytes(), |l| !default(l));
                 if in_capture {
                     out.held_by_capture_bytes += state.free_page_bytes(rules.page_bytes(), default);
                 }
             }
-            for i in idle {
-                let slot = state.lanes[i.lane as usize].slot;
-                if !arena.is_default_slot(slot) {
-                    out.held_by_pools_bytes += i.bytes;
-                } else if in_capture {
-                    out.held_by_capture_bytes += i.bytes;
-                }
+            out.held_by_pools_bytes += state.idle_bytes(|l| !default(l));
+            if in_capture {
+                out.held_by_capture_bytes += state.idle_bytes(default);
             }
         }
     }

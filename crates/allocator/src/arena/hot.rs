@@ -8,25 +8,18 @@ use gpupool_device::CaptureId;
 
 use super::{ArenaState, BlockId, BlockState, Handed, NONE};
 use crate::counters::ArenaCounters;
+use crate::ids::Part;
 use crate::units::{Units, to_bytes};
 
-/// Where a request that nothing unusual concerns is served from.
+/// Where a request that nothing unusual concerns is served from: the small lanes, beside which the large ones lie.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
-    /// The lane of its stream and size.
+    /// Its stream's.
     pub(crate) lane: u32,
-    /// In a capture: the pool's neutral lane of its size.
-    pub(crate) neutral: Option<u32>,
+    /// In a capture the pool's neutral one, else [`NONE`].
+    pub(crate) neutral: u32,
     /// The capture that the lane must be of, or [`NO_CAPTURE`](super::NO_CAPTURE).
     pub(crate) capture: CaptureId,
-}
-
-impl Source {
-    /// As this one, for a large request.
-    #[inline]
-    pub(crate) fn large(self) -> Self {
-        Self { lane: self.lane + 1, neutral: self.neutral.map(|lane| lane + 1), ..self }
-    }
 }
 
 impl ArenaState {
@@ -36,12 +29,13 @@ impl ArenaState {
     pub(crate) fn hit(
         &mut self,
         from: Source,
+        part: Part,
         units: Units,
         requested: u64,
         counters: &ArenaCounters,
     ) -> Option<Handed> {
-        let size = to_bytes(units);
-        let lane = self.lanes.get_mut(from.lane as usize)?;
+        let (size, at) = (to_bytes(units), from.lane + part.index() as u32);
+        let lane = self.lanes.get_mut(at as usize)?;
         if lane.capture != from.capture {
             // The capture has just ended.
             return None;
@@ -50,23 +44,31 @@ impl ArenaState {
             Some(bins) if size < self.rules.max_split => bins.pop(&self.blocks, units),
             _ => None,
         };
-        let Some(id) = binned else { return self.index_hit(from, size, requested, counters) };
+        let Some(id) = binned else { return self.index_hit(at, from.neutral, size, requested, counters) };
         let block = self.blocks.get_mut(id)?;
         block.state = BlockState::Live;
         block.generation = block.generation.wrapping_add(1);
         block.requested = requested;
-        counters.came_out_of_bin(lane.part, size as i64, block.is_split());
+        counters.came_out_of_bin(part, size as i64, block.is_split());
         // What a capture's bin holds was handed out in this capture before, so its range is noted already.
-        counters.handed_out(lane.part, size as i64, requested as i64);
+        counters.handed_out(part, size as i64, requested as i64);
         let address = self.segments.get(block.segment)?.memory.base.offset(to_bytes(block.offset));
         Some(Handed { block: id, generation: block.generation, address, bytes: size })
     }
 
     #[inline(never)]
-    fn index_hit(&mut self, from: Source, size: u64, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
-        let block = self.take_indexed(from.lane, from.neutral, size)?;
+    fn index_hit(
+        &mut self,
+        lane: u32,
+        neutral: u32,
+        size: u64,
+        requested: u64,
+        counters: &ArenaCounters,
+    ) -> Option<Handed> {
+        let neutral = (neutral != NONE).then(|| neutral + self.lanes[lane as usize].part.index() as u32);
+        let block = self.take_indexed(lane, neutral, size)?;
         let handed = self.hand_out(block, size, requested, counters)?;
-        self.blocks[handed.block].lane = from.lane;
+        self.blocks[handed.block].lane = lane;
         Some(handed)
     }
 

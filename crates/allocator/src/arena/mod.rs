@@ -44,7 +44,7 @@ pub(crate) use lane::{Lane, LaneKind, NO_CAPTURE};
 pub(crate) use place::Handed;
 pub(crate) use repetition::Repetition;
 pub(crate) use segment::{Backing, Memory, Segment, Segments};
-pub(crate) use uses::{PendingQueue, UsesTable};
+pub(crate) use uses::{PendingQueue, Use, UsesTable};
 
 /// The decisions of the policy and configuration that an arena needs, as plain values.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use crate::captures::Range;
 use crate::counters::ArenaCounters;
 use crate::history::Action;
 use crate::ids::Part;
-use crate::index::Key;
+use crate::index::{Found, Key};
 use crate::units::{Units, to_bytes, to_units};
 
 /// A block that was handed out.
@@ -56,14 +56,15 @@ impl ArenaState {
     pub(super) fn take_indexed(&mut self, lane: u32, neutral: Option<u32>, size: u64) -> Option<BlockId> {
         let units = to_units(size)?;
         let Self { lanes, blocks, segments, rules, .. } = self;
-        let best = |lane: u32| lanes[lane as usize].index.best_fit(blocks, segments, units);
-        let id = match (best(lane), neutral.and_then(best)) {
+        let best = |lane: u32| lanes[lane as usize].index.best_fit(blocks, units);
+        let fit = match (best(lane), neutral.and_then(best)) {
             (Some(own), Some(shared)) => {
-                let key = |id| Key::of(blocks, segments, id);
+                let key = |fit: Found| Key::of(blocks, segments, fit.id);
                 if key(own) <= key(shared) { own } else { shared }
             }
             (own, shared) => own.or(shared)?,
         };
+        let id = fit.id;
         let found = to_bytes(blocks[id].size);
         // An oversize block is not carved up for a small request, nor wasted on a much smaller oversize one.
         if size < rules.max_split {
@@ -77,7 +78,8 @@ impl ArenaState {
             // A handle is cut first: see `pages::cut`.
             return None;
         }
-        self.unindex(id);
+        let Self { lanes, blocks, .. } = self;
+        lanes[blocks[id].lane as usize].index.remove_found(blocks, fit);
         Some(id)
     }
 

@@ -40,11 +40,6 @@ pub(crate) struct Uses {
 }
 
 impl Uses {
-    /// Streams that were recorded by name.
-    pub(crate) fn recorded(&self) -> impl Iterator<Item = StreamId> + '_ {
-        self.streams.iter().filter(|u| !u.by_owner).map(|u| u.core.id)
-    }
-
     /// Forgets everything but the memory that it takes.
     fn clear(&mut self) {
         self.streams.clear();
@@ -156,7 +151,7 @@ impl ArenaState {
 
     /// Whether streams were recorded for a block by name.
     pub(crate) fn has_recorded_uses(&self, id: BlockId) -> bool {
-        self.uses.get(self.blocks[id].uses).is_some_and(|uses| uses.recorded().next().is_some())
+        self.uses.get(self.blocks[id].uses).is_some_and(|uses| uses.streams.iter().any(|u| !u.by_owner))
     }
 
     /// Notes that `core` uses a block until that mark, or until it is freed. Its own stream needs no note. O(streams recorded for the
@@ -198,12 +193,7 @@ impl ArenaState {
 
     /// Queues a freed block for every stream recorded for it that may not be done with it; with none left it is free at once. Returns the
     /// streams that an event must be recorded on: where `share` blocks wait for one.
-    pub(crate) fn make_pending(
-        &mut self,
-        id: BlockId,
-        share: usize,
-        counters: &ArenaCounters,
-    ) -> Vec<Arc<StreamCore>> {
+    pub(crate) fn make_pending(&mut self, id: BlockId, share: usize, counters: &ArenaCounters) -> Vec<Arc<StreamCore>> {
         let Self { uses, pending, blocks, .. } = self;
         let (mut waiting, mut to_mark) = (0, Vec::new());
         if let Some(uses) = uses.get_mut(blocks[id].uses) {

@@ -153,7 +153,7 @@ impl ArenaState {
             }
             for id in order {
                 let b = &self.blocks[id];
-                let found = lane.index.best_fit(&self.blocks, &self.segments, b.size);
+                let found = lane.index.best_fit(&self.blocks, b.size);
                 if b.lane as usize != at || b.state != BlockState::Free || !indexed.insert(id) || found.is_none() {
                     return Err(format!("A3: index of lane {at} holds block {id}: {b:?}"));
                 }

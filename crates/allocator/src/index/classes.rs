@@ -1,11 +1,11 @@
 //! Size classes, and the two-level bitmap that finds the next class with something in it.
 //!
-//! A class holds the sizes `[m * 2^e, (m + 1) * 2^e)` units with `m` in 16..32 (and each size below 16 its own class): 6% wide.
-//! Class numbers grow with size, so "the next non-empty class" is one bit scan in a word of 16 and one in a word of 64.
+//! A class holds the sizes `[m * 2^e, (m + 1) * 2^e)` units with `m` in 64..128 (and each size below 128 its own class): 1.5% wide.
+//! Class numbers grow with size, so "the next non-empty class" is one bit scan in a word of 64 and one in a word of 32.
 
 use crate::units::Units;
 
-const MANTISSA_BITS: u32 = 4;
+const MANTISSA_BITS: u32 = 6;
 const PER_ROW: usize = 1 << MANTISSA_BITS;
 /// Rows for every exponent of a 32-bit size.
 const ROWS: usize = 32 - MANTISSA_BITS as usize + 1;
@@ -13,6 +13,7 @@ const ROWS: usize = 32 - MANTISSA_BITS as usize + 1;
 pub(crate) const CLASSES: usize = ROWS * PER_ROW;
 
 /// The class that a size belongs to.
+#[inline]
 pub(crate) const fn class_of(size: Units) -> usize {
     if size < PER_ROW as u32 {
         size as usize
@@ -27,15 +28,17 @@ pub(crate) const fn class_of(size: Units) -> usize {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClassBitmap {
     rows: u32,
-    columns: [u16; ROWS],
+    columns: [u64; ROWS],
 }
 
 impl ClassBitmap {
+    #[inline]
     pub(crate) fn set(&mut self, class: usize) {
         self.rows |= 1 << (class / PER_ROW);
         self.columns[class / PER_ROW] |= 1 << (class % PER_ROW);
     }
 
+    #[inline]
     pub(crate) fn clear(&mut self, class: usize) {
         let row = class / PER_ROW;
         self.columns[row] &= !(1 << (class % PER_ROW));
@@ -45,12 +48,13 @@ impl ClassBitmap {
     }
 
     /// The first non-empty class at or above `class`.
+    #[inline]
     pub(crate) fn next(&self, class: usize) -> Option<usize> {
         if class >= CLASSES {
             return None;
         }
         let row = class / PER_ROW;
-        let here = self.columns[row] & (!0u16 << (class % PER_ROW));
+        let here = self.columns[row] & (!0u64 << (class % PER_ROW));
         if here != 0 {
             return Some(row * PER_ROW + here.trailing_zeros() as usize);
         }
@@ -77,11 +81,12 @@ mod tests {
             assert!(class >= last && class < CLASSES, "{size} -> {class} after {last}");
             last = class;
         }
-        assert_eq!(class_of(15), 15);
-        assert_eq!(class_of(16), 16);
-        assert_eq!(class_of(32), 32);
-        assert_eq!(class_of(33), 32);
-        assert_eq!(class_of(34), 33);
+        assert_eq!(class_of(63), 63);
+        assert_eq!(class_of(64), 64);
+        assert_eq!(class_of(127), 127);
+        assert_eq!(class_of(128), 128);
+        assert_eq!(class_of(129), 128);
+        assert_eq!(class_of(130), 129);
     }
 
     #[test]

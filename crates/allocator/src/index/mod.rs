@@ -15,6 +15,7 @@ mod tree;
 use crate::arena::{BlockId, Blocks, NONE};
 use crate::units::Units;
 use classes::{CLASSES, ClassBitmap, class_of};
+pub(crate) use tree::Found;
 
 /// What orders blocks of equal size: the smaller tie first, then the lower offset. Looked up by segment.
 pub(crate) trait TieBreak {
@@ -35,11 +36,6 @@ impl Key {
     pub(crate) fn of(blocks: &Blocks, ties: &impl TieBreak, id: BlockId) -> Self {
         let b = &blocks[id];
         Self { size: b.size, tie: ties.tie(b.segment), offset: b.offset }
-    }
-
-    /// Before every block of at least this size.
-    pub(crate) const fn first_of(size: Units) -> Self {
-        Self { size, tie: 0, offset: 0 }
     }
 }
 
@@ -82,13 +78,23 @@ impl FreeIndex {
         self.len -= 1;
     }
 
+    /// Takes a block out that [`best_fit`](Self::best_fit) has found, if the index has not changed since.
+    pub(crate) fn remove_found(&mut self, blocks: &mut Blocks, found: Found) {
+        let class = class_of(blocks[found.id].size);
+        self.roots[class] = tree::remove_found(blocks, self.roots[class], found);
+        if self.roots[class] == NONE {
+            self.bitmap.clear(class);
+        }
+        self.len -= 1;
+    }
+
     /// The first block in order whose size is at least `size`. O(log n) in one class.
-    pub(crate) fn best_fit(&self, blocks: &Blocks, ties: &impl TieBreak, size: Units) -> Option<BlockId> {
+    pub(crate) fn best_fit(&self, blocks: &Blocks, size: Units) -> Option<Found> {
         if self.len == 0 {
             return None;
         }
         let class = class_of(size);
-        if let found @ Some(_) = tree::lower_bound(blocks, ties, self.roots[class], Key::first_of(size)) {
+        if let found @ Some(_) = tree::lower_bound(blocks, self.roots[class], size) {
             return found;
         }
         let class = self.bitmap.next(class + 1)?;
@@ -175,8 +181,14 @@ mod tests {
                     blocks.remove(id);
                     model.remove(&(key, id));
                 }
-                let expected = model.range((Key::first_of(size), 0)..).next().map(|(_, id)| *id);
-                assert_eq!(index.best_fit(&blocks, &Ties, size), expected, "seed {seed} step {step}");
+                let expected = model.range((Key { size, tie: 0, offset: 0 }, 0)..).next().map(|(_, id)| *id);
+                let found = index.best_fit(&blocks, size);
+                assert_eq!(found.map(|f| f.id), expected, "seed {seed} step {step}");
+                if let Some(found) = found.filter(|_| r % 7 == 0) {
+                    model.remove(&(Key::of(&blocks, &Ties, found.id), found.id));
+                    index.remove_found(&mut blocks, found);
+                    blocks.remove(found.id);
+                }
                 assert_eq!(index.len(), model.len());
             }
             assert_eq!(index.in_order(&blocks), model.iter().map(|(_, id)| *id).collect::<Vec<_>>());

@@ -3,8 +3,9 @@
 //! A node's priority is a hash of its id, so the shape depends on the set of blocks alone: no state, no rebalancing rules, the same
 //! tree for the same sequence in every run. Expected depth is 1.4 log2 n. The functions take and return roots.
 
-use super::{Key, TieBreak};
+use super::TieBreak;
 use crate::arena::{BlockId, Blocks, NONE};
+use crate::units::Units;
 
 /// Fibonacci hashing: ids are small consecutive numbers, priorities must look random.
 const fn priority(id: BlockId) -> u32 {
@@ -12,26 +13,54 @@ const fn priority(id: BlockId) -> u32 {
     (h >> 32) as u32
 }
 
-/// Whether `key` is before node `at`. Most nodes differ in size: the tie is looked up only where it matters.
+/// Whether the block `new` is before node `at`. The tie is looked up only where it matters: most nodes differ in size, or lie in the same
+/// segment.
 #[inline]
-fn is_before(blocks: &Blocks, ties: &impl TieBreak, key: Key, at: BlockId) -> bool {
-    let size = blocks[at].size;
-    if size == key.size { key < Key::of(blocks, ties, at) } else { key.size < size }
+fn is_before(blocks: &Blocks, ties: &impl TieBreak, new: &Place, at: BlockId) -> bool {
+    let node = &blocks[at];
+    if node.size != new.size {
+        return new.size < node.size;
+    }
+    if node.segment == new.segment {
+        return new.offset < node.offset;
+    }
+    (ties.tie(new.segment), new.offset) < (ties.tie(node.segment), node.offset)
+}
+
+/// What a block's place in the order is made of.
+struct Place {
+    size: Units,
+    segment: u32,
+    offset: Units,
+}
+
+impl Place {
+    fn of(blocks: &Blocks, id: BlockId) -> Self {
+        let block = &blocks[id];
+        Self { size: block.size, segment: block.segment, offset: block.offset }
+    }
+}
+
+/// A node that was searched for, and what it hangs from ([`NONE`] for the root), so that it can be taken out without a second search.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Found {
+    pub(crate) id: BlockId,
+    parent: BlockId,
 }
 
 /// Adds `id`; returns the new root.
 pub(super) fn insert(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, id: BlockId) -> u32 {
-    let (key, rank) = (Key::of(blocks, ties, id), priority(id));
+    let (new, rank) = (Place::of(blocks, id), priority(id));
     // Descend past every node that outranks the new one.
     let (mut root, mut parent, mut went_left) = (root, NONE, false);
     let mut at = root;
     while at != NONE && priority(at) >= rank {
         parent = at;
-        went_left = is_before(blocks, ties, key, at);
+        went_left = is_before(blocks, ties, &new, at);
         at = if went_left { blocks[at].left } else { blocks[at].right };
     }
     // What hangs there is split into the new node's two subtrees.
-    let (left, right) = split(blocks, ties, at, key);
+    let (left, right) = split(blocks, ties, at, &new);
     blocks[id].left = left;
     blocks[id].right = right;
     if parent == NONE {
@@ -44,14 +73,14 @@ pub(super) fn insert(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, id: B
     root
 }
 
-/// Splits a tree into the nodes before `key` and those after it.
-fn split(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, key: Key) -> (u32, u32) {
+/// Splits a tree into the nodes before `new` and those after it.
+fn split(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, new: &Place) -> (u32, u32) {
     // The ends of the two chains under construction: the right link of `last_before`, the left link of `last_after`.
     let (mut before, mut after) = (NONE, NONE);
     let (mut last_before, mut last_after) = (NONE, NONE);
     let mut at = root;
     while at != NONE {
-        if !is_before(blocks, ties, key, at) {
+        if !is_before(blocks, ties, new, at) {
             if last_before == NONE {
                 before = at;
             } else {
@@ -80,29 +109,32 @@ fn split(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, key: Key) -> (u32
 
 /// Takes `id` out, which is in the tree; returns the new root.
 pub(super) fn remove(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, id: BlockId) -> u32 {
-    let merged = merge(blocks, blocks[id].left, blocks[id].right);
-    if root == id {
+    let place = Place::of(blocks, id);
+    let (mut at, mut parent) = (root, NONE);
+    while at != id {
+        debug_assert_ne!(at, NONE, "block {id} is not in the tree it should be in");
+        if at == NONE {
+            return root;
+        }
+        parent = at;
+        at = if is_before(blocks, ties, &place, at) { blocks[at].left } else { blocks[at].right };
+    }
+    remove_found(blocks, root, Found { id, parent })
+}
+
+/// Takes out what a search has found, if the tree has not changed since; returns the new root.
+pub(super) fn remove_found(blocks: &mut Blocks, root: u32, found: Found) -> u32 {
+    let merged = merge(blocks, blocks[found.id].left, blocks[found.id].right);
+    if found.parent == NONE {
         return merged;
     }
-    let key = Key::of(blocks, ties, id);
-    let mut at = root;
-    loop {
-        let left = is_before(blocks, ties, key, at);
-        let child = if left { blocks[at].left } else { blocks[at].right };
-        if child == id {
-            if left {
-                blocks[at].left = merged;
-            } else {
-                blocks[at].right = merged;
-            }
-            return root;
-        }
-        debug_assert_ne!(child, NONE, "block {id} is not in the tree it should be in");
-        if child == NONE {
-            return root;
-        }
-        at = child;
+    let parent = &mut blocks[found.parent];
+    if parent.left == found.id {
+        parent.left = merged;
+    } else {
+        parent.right = merged;
     }
+    root
 }
 
 /// Joins two trees, all of the first before all of the second.
@@ -145,33 +177,32 @@ fn merge(blocks: &mut Blocks, mut a: u32, mut b: u32) -> u32 {
     root
 }
 
-/// The first node at or after `key`.
-pub(super) fn lower_bound(blocks: &Blocks, ties: &impl TieBreak, root: u32, key: Key) -> Option<BlockId> {
-    let (mut at, mut best) = (root, NONE);
+/// The first node of at least that size.
+pub(super) fn lower_bound(blocks: &Blocks, root: u32, size: Units) -> Option<Found> {
+    let (mut at, mut parent, mut best) = (root, NONE, None);
     while at != NONE {
-        // Most searches ask for a size alone, and most nodes differ in it: look the tie up only where it matters.
-        let size = blocks[at].size;
-        let at_or_after = if size == key.size { Key::of(blocks, ties, at) >= key } else { size > key.size };
-        if at_or_after {
-            best = at;
-            at = blocks[at].left;
+        let node = &blocks[at];
+        let above = std::mem::replace(&mut parent, at);
+        if node.size >= size {
+            best = Some(Found { id: at, parent: above });
+            at = node.left;
         } else {
-            at = blocks[at].right;
+            at = node.right;
         }
     }
-    (best != NONE).then_some(best)
+    best
 }
 
 /// The first node.
-pub(super) fn first(blocks: &Blocks, root: u32) -> Option<BlockId> {
-    let mut at = root;
+pub(super) fn first(blocks: &Blocks, root: u32) -> Option<Found> {
+    let (mut at, mut parent) = (root, NONE);
     if at == NONE {
         return None;
     }
     while blocks[at].left != NONE {
-        at = blocks[at].left;
+        (parent, at) = (at, blocks[at].left);
     }
-    Some(at)
+    Some(Found { id: at, parent })
 }
 
 /// The last node.

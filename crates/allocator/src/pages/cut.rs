@@ -41,7 +41,7 @@ impl ArenaState {
 
     /// The best fit of a lane, if it would pin a piece: the block, and the piece with its mark.
     fn pinning(&self, lane: u32, size: Units, page: Units) -> Option<(BlockId, Units, Units, u64)> {
-        let block = self.lanes[lane as usize].index.best_fit(&self.blocks, &self.segments, size)?;
+        let block = self.lanes[lane as usize].index.best_fit(&self.blocks, size)?.id;
         let (start, units) = self.pinned_piece(block, size, page)?;
         let table = self.segments.get(self.blocks[block].segment)?.pages.as_deref()?;
         Some((block, start, units, table.at(start)?.1.since))
