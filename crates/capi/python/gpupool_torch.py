@@ -18,7 +18,7 @@ import os
 import subprocess
 import tempfile
 
-__all__ = ["Refused", "install", "memory_stats", "reset_peak_memory_stats", "snapshot", "set_memory_limit", "pool_bytes"]
+__all__ = ["Refused", "build_shim", "install", "memory_stats", "reset_peak_memory_stats", "snapshot", "set_memory_limit", "pool_bytes"]
 
 # Setter of torch's plug-in object, the function that it gets, and whether the shim has it.
 _HOOKS = [
@@ -92,9 +92,17 @@ def _build_shim(torch, library_path, compiler):
     return result
 
 
+def build_shim(library, compiler=None):
+    """Builds the shim, which takes some seconds, by `compiler`, $CXX or g++; the path of the result, for `install(shim=...)` in any process
+    with the same torch and library."""
+    import torch
+
+    return _build_shim(torch, os.path.abspath(library), compiler or os.environ.get("CXX") or "g++")
+
+
 def install(library, settings="", shim=None, compiler=None, device_kind="cuda"):
-    """Makes gpupool PyTorch's allocator. `library` is the path of libgpupool_capi.so, `settings` as for gpupool_create in gpupool.h,
-    `shim` a shim that was built before (else it is built now, by `compiler`, $CXX or g++). `device_kind` is for tests: sim has no GPU."""
+    """Makes gpupool PyTorch's allocator. `library` is the path of libgpupool_capi.so, `settings` as for gpupool_create in gpupool.h
+    ("policy=pages; memory_limit=8GiB"), `shim` what `build_shim` gave (else it is built now). `device_kind` is for tests: sim has no GPU."""
     global _library
     import torch
 
@@ -106,7 +114,7 @@ def install(library, settings="", shim=None, compiler=None, device_kind="cuda"):
         if not in_shim:
             _address(loaded, name)
     if shim is None:
-        shim = _build_shim(torch, library, compiler or os.environ.get("CXX") or "g++")
+        shim = build_shim(library, compiler)
     try:
         shim_loaded = ctypes.CDLL(shim, mode=ctypes.RTLD_GLOBAL)
     except OSError as e:

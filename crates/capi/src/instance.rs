@@ -1,6 +1,7 @@
 //! An allocator behind the C border, whatever its device.
 
 use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,7 +9,7 @@ use gpupool::device::{Address, CaptureMode, InstantiateFlags, Kernel, StreamHand
 use gpupool::graphs::{Adopted, Capture, CaptureOptions, Captures, PoolChoice};
 use gpupool::snapshot::Snapshot;
 use gpupool::{Allocation, Allocator, CaptureRegistry, Config, FreeError, PoolHold, PoolId, Stream};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::device::Border;
 use crate::scopes::{Leaving, Scope, StreamTest};
@@ -104,8 +105,8 @@ pub(crate) struct Of<D: Border> {
     pub(crate) allocator: Allocator<D>,
     captures: Captures<D>,
     blocks: Blocks<D>,
-    /// Streams that were ever named here and not retired.
-    pub(crate) seen: Mutex<BTreeSet<u64>>,
+    /// Streams that were ever named here and not retired, but for threads' own.
+    streams: RwLock<HashMap<u64, Stream<D>, Mixed>>,
     /// How many of `scopes` there are, for those who need not look.
     open_scopes: AtomicUsize,
     pub(crate) scopes: Mutex<Vec<Scope>>,
@@ -114,18 +115,42 @@ pub(crate) struct Of<D: Border> {
     pub(crate) leaving: Arc<Leaving<D>>,
 }
 
-/// Live blocks by address, in shards.
-struct Blocks<D: Border>([Mutex<HashMap<Address, Arc<Allocation<D>>>>; 16]);
+/// Mixes numbers that are no attacker's choice: addresses and handles, whose lowest bits are all the same.
+#[derive(Default)]
+pub(crate) struct Mix(u64);
+type Mixed = BuildHasherDefault<Mix>;
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let product = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = product ^ product.rotate_left(32);
+    }
+}
+
+/// A part of the live blocks, by address.
+type Shard<D> = Mutex<HashMap<u64, Allocation<D>, Mixed>>;
+
+/// Live blocks, in shards.
+struct Blocks<D: Border>([Shard<D>; 16]);
 
 impl<D: Border> Blocks<D> {
-    fn shard(&self, address: Address) -> &Mutex<HashMap<Address, Arc<Allocation<D>>>> {
+    fn shard(&self, address: Address) -> &Shard<D> {
         let hash = (address.0 / 512).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60;
         &self.0[hash as usize]
     }
 
-    fn get(&self, address: Address) -> Result<Arc<Allocation<D>>, Failure> {
-        let found = self.shard(address).lock().get(&address).cloned();
-        found.ok_or_else(|| FreeError::NotLive { address }.into())
+    /// Looks at a live block. Its owner cannot free it meanwhile.
+    fn with<R>(&self, address: Address, look: impl FnOnce(&Allocation<D>) -> R) -> Result<R, Failure> {
+        let shard = self.shard(address).lock();
+        shard.get(&address.0).map(look).ok_or_else(|| FreeError::NotLive { address }.into())
     }
 }
 
@@ -141,8 +166,8 @@ impl<D: Border> Of<D> {
             device,
             allocator,
             captures,
-            blocks: Blocks(std::array::from_fn(|_| Mutex::new(HashMap::new()))),
-            seen: Mutex::new(BTreeSet::new()),
+            blocks: Blocks(std::array::from_fn(|_| Mutex::default())),
+            streams: RwLock::default(),
             open_scopes: AtomicUsize::new(0),
             scopes: Mutex::new(Vec::new()),
             kept: Mutex::new(HashMap::new()),
@@ -154,12 +179,22 @@ impl<D: Border> Of<D> {
     ///
     /// As [`Border::lend`].
     pub(crate) unsafe fn stream(&self, raw: u64) -> Stream<D> {
+        if let Some(known) = self.streams.read().get(&raw) {
+            return known.clone();
+        }
         // SAFETY: the caller's promise.
         let handle = unsafe { self.device.lend(raw) };
+        let stream = self.allocator.register_stream(handle);
+        // One number for every thread's own stream: each is looked up.
         if handle != StreamHandle::PER_THREAD {
-            self.seen.lock().insert(raw);
+            self.streams.write().insert(raw, stream.clone());
         }
-        self.allocator.register_stream(handle)
+        stream
+    }
+
+    /// Streams that were named here, but for threads' own.
+    pub(crate) fn seen(&self) -> BTreeSet<u64> {
+        self.streams.read().keys().copied().collect()
     }
 
     pub(crate) fn count_scopes(&self, open: usize) {
@@ -183,7 +218,7 @@ impl<D: Border> Instance for Of<D> {
             _ => self.alloc_in_scopes(bytes, &stream)?,
         };
         let address = block.address();
-        let stale = self.blocks.shard(address).lock().insert(address, Arc::new(block));
+        let stale = self.blocks.shard(address).lock().insert(address.0, block);
         debug_assert!(stale.is_none(), "{address} was live and was handed out again");
         Ok(address)
     }
@@ -192,8 +227,8 @@ impl<D: Border> Instance for Of<D> {
         if address.is_null() {
             return Ok(());
         }
-        let taken = self.blocks.shard(address).lock().remove(&address);
-        // Freed outside the shard's lock; by a thread that records a use of it just now, if there is one.
+        let taken = self.blocks.shard(address).lock().remove(&address.0);
+        // Freed outside the shard's lock.
         taken.map(drop).ok_or_else(|| FreeError::NotLive { address }.into())
     }
 
@@ -203,11 +238,11 @@ impl<D: Border> Instance for Of<D> {
         }
         // SAFETY: the caller's promise.
         let stream = unsafe { self.stream(stream) };
-        Ok(self.blocks.get(address)?.record_stream(&stream)?)
+        Ok(self.blocks.with(address, |block| block.record_stream(&stream))??)
     }
 
     fn block_bytes(&self, address: Address) -> Result<u64, Failure> {
-        Ok(self.blocks.get(address)?.size())
+        self.blocks.with(address, Allocation::size)
     }
 
     fn base_allocation(&self, address: Address) -> Result<(Address, u64), Failure> {
@@ -218,7 +253,7 @@ impl<D: Border> Instance for Of<D> {
         // SAFETY: the caller's promise.
         let registered = unsafe { self.stream(stream) };
         self.allocator.retire_stream(&registered)?;
-        self.seen.lock().remove(&stream);
+        self.streams.write().remove(&stream);
         self.device.take_back(registered.handle());
         Ok(())
     }
@@ -306,16 +341,17 @@ impl<D: Border> Instance for Of<D> {
     }
 
     fn stream_create(&self) -> Result<u64, Failure> {
-        let stream = self.device.stream_create(StreamKind::NonBlocking)?;
-        self.seen.lock().insert(stream.0);
-        Ok(stream.0)
+        let stream = self.device.stream_create(StreamKind::NonBlocking)?.0;
+        // SAFETY: it was made just now, and whoever destroys it does so by the function below.
+        unsafe { self.stream(stream) };
+        Ok(stream)
     }
 
     unsafe fn stream_destroy(&self, stream: u64) -> Result<(), Failure> {
         // SAFETY: the caller's promise.
         let registered = unsafe { self.stream(stream) };
         self.allocator.retire_stream(&registered)?;
-        self.seen.lock().remove(&stream);
+        self.streams.write().remove(&stream);
         Ok(self.device.stream_destroy(registered.handle())?)
     }
 

@@ -172,7 +172,7 @@ impl<D: Border> Of<D> {
             }
         };
         if let Some(holds) = kept {
-            self.leaving.push(holds, &self.seen.lock().clone());
+            self.leaving.push(holds, &self.seen());
         }
         Ok(())
     }

@@ -4,10 +4,9 @@
 //! One allocator a device, made at the first use of it. Memory that runs out is null, with the last error saying where it is: PyTorch does
 //! not look, so the C++ shim that the Python module builds does, and throws.
 
-use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::io::Write as _;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use gpupool::device::Address;
 use gpupool::sim::{SimConfig, SimWorld};
@@ -26,42 +25,52 @@ use crate::status::{Failure, Status, caught, guard};
 /// Devices of the simulated world that tests run on.
 const SIMULATED: u32 = 2;
 
+/// What devices are opened with.
 #[derive(Default)]
-struct Torch {
+struct Setup {
     simulated: Option<SimWorld>,
     settings: String,
-    allocators: BTreeMap<u32, (gpupool_allocator, Arc<dyn Instance>)>,
 }
 
-static TORCH: LazyLock<Mutex<Torch>> = LazyLock::new(Mutex::default);
+static SETUP: LazyLock<Mutex<Setup>> = LazyLock::new(Mutex::default);
 
-impl Torch {
-    fn open(&mut self, ordinal: u32) -> Result<(gpupool_allocator, Arc<dyn Instance>), Failure> {
-        if let Some((handle, known)) = self.allocators.get(&ordinal) {
-            return Ok((*handle, Arc::clone(known)));
-        }
-        let config = Config::parse_settings(&self.settings)?;
-        let instance: Arc<dyn Instance> = match &self.simulated {
-            Some(world) => {
-                let none = || Failure::new(Status::Unavailable, format!("there is no simulated device {ordinal}"));
-                Arc::new(Of::new(Arc::new(world.device(ordinal).ok_or_else(none)?), config, CaptureRegistry::global())?)
-            }
-            None => Arc::new(Of::new(Arc::new(CudaDevice::open(ordinal)?), config, CaptureRegistry::global())?),
-        };
-        let handle = ALLOCATORS.insert(Arc::clone(&instance));
-        self.allocators.insert(ordinal, (handle, Arc::clone(&instance)));
-        Ok((handle, instance))
+/// The allocator of a device, for as long as the process lives.
+struct Serving {
+    handle: gpupool_allocator,
+    instance: Arc<dyn Instance>,
+}
+
+/// By ordinal.
+static SERVING: [OnceLock<Serving>; 64] = [const { OnceLock::new() }; 64];
+
+/// The allocator of a device. The first request opens it.
+#[inline]
+fn of(device: c_int) -> Result<&'static Serving, Failure> {
+    let known = usize::try_from(device).ok().and_then(|ordinal| SERVING.get(ordinal));
+    let slot = known.ok_or_else(|| Failure::argument(format!("there is no device {device}")))?;
+    slot.get().map_or_else(|| open(device.unsigned_abs(), slot), Ok)
+}
+
+#[inline(never)]
+fn open(ordinal: u32, slot: &'static OnceLock<Serving>) -> Result<&'static Serving, Failure> {
+    let setup = SETUP.lock();
+    if let Some(opened) = slot.get() {
+        return Ok(opened);
     }
+    let config = Config::parse_settings(&setup.settings)?;
+    let instance: Arc<dyn Instance> = match &setup.simulated {
+        Some(world) => {
+            let none = || Failure::new(Status::Unavailable, format!("there is no simulated device {ordinal}"));
+            Arc::new(Of::new(Arc::new(world.device(ordinal).ok_or_else(none)?), config, CaptureRegistry::global())?)
+        }
+        None => Arc::new(Of::new(Arc::new(CudaDevice::open(ordinal)?), config, CaptureRegistry::global())?),
+    };
+    let handle = ALLOCATORS.insert(Arc::clone(&instance));
+    Ok(slot.get_or_init(|| Serving { handle, instance }))
 }
 
-/// The allocator of a device.
-fn of(device: c_int) -> Result<Arc<dyn Instance>, Failure> {
-    let ordinal = u32::try_from(device).map_err(|_| Failure::argument(format!("there is no device {device}")))?;
-    TORCH.lock().open(ordinal).map(|(_, instance)| instance)
-}
-
-fn all() -> Vec<Arc<dyn Instance>> {
-    TORCH.lock().allocators.values().map(|(_, instance)| Arc::clone(instance)).collect()
+fn all() -> impl Iterator<Item = &'static dyn Instance> {
+    SERVING.iter().filter_map(|slot| slot.get()).map(|serving| &*serving.instance)
 }
 
 /// A hook that returns nothing has failed: PyTorch cannot be told, so the user is.
@@ -90,12 +99,12 @@ pub unsafe extern "C" fn gpupool_torch_configure(device_kind: *const c_char, set
             "sim" => Some(SimWorld::new(SIMULATED, SimConfig::default())),
             other => return Err(Failure::argument(format!("`{other}` is no kind of device: use cuda or sim"))),
         };
-        let mut torch = TORCH.lock();
-        if !torch.allocators.is_empty() {
+        let mut setup = SETUP.lock();
+        if all().next().is_some() {
             return Err(Failure::argument("an allocator is in use already: configure before the first allocation"));
         }
-        torch.simulated = simulated;
-        settings.clone_into(&mut torch.settings);
+        setup.simulated = simulated;
+        settings.clone_into(&mut setup.settings);
         Ok(())
     })
 }
@@ -109,10 +118,8 @@ pub unsafe extern "C" fn gpupool_torch_configure(device_kind: *const c_char, set
 pub unsafe extern "C" fn gpupool_torch_allocator(device: c_int, out: *mut gpupool_allocator) -> Status {
     guard(|| {
         check_out(out)?;
-        let ordinal = u32::try_from(device).map_err(|_| Failure::argument(format!("there is no device {device}")))?;
-        let (handle, _) = TORCH.lock().open(ordinal)?;
         // SAFETY: the caller says so.
-        unsafe { put(out, handle) }
+        unsafe { put(out, of(device)?.handle) }
     })
 }
 
@@ -124,7 +131,7 @@ pub unsafe extern "C" fn gpupool_torch_allocator(device: c_int, out: *mut gpupoo
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_torch_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
     // SAFETY: the caller says so.
-    let block = caught(|| unsafe { of(device)?.alloc(size as u64, stream as u64) });
+    let block = caught(|| unsafe { of(device)?.instance.alloc(size as u64, stream as u64) });
     block.map_or(std::ptr::null_mut(), |address| address.0 as *mut c_void)
 }
 
@@ -132,7 +139,7 @@ pub unsafe extern "C" fn gpupool_torch_malloc(size: usize, device: c_int, stream
 /// standard error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_torch_free(ptr: *mut c_void, _size: usize, device: c_int, _stream: *mut c_void) {
-    report("free", guard(|| of(device)?.free(Address(ptr as u64))));
+    report("free", guard(|| of(device)?.instance.free(Address(ptr as u64))));
 }
 
 /// PyTorch's `init`: nothing to do, since a device is opened when it is first used.
@@ -150,7 +157,7 @@ pub extern "C" fn gpupool_torch_reset() {
 /// PyTorch's memory fraction.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_torch_memory_fraction(fraction: f64, device: c_int) {
-    report("set_per_process_memory_fraction", guard(|| of(device)?.set_memory_fraction(fraction)));
+    report("set_per_process_memory_fraction", guard(|| of(device)?.instance.set_memory_fraction(fraction)));
 }
 
 /// PyTorch's base allocation: the start of the driver allocation that `ptr` lies in, and its bytes. `ptr` itself if it is not ours.
@@ -160,7 +167,7 @@ pub extern "C" fn gpupool_torch_memory_fraction(fraction: f64, device: c_int) {
 /// `size` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpupool_torch_base_alloc(ptr: *mut c_void, size: *mut usize) -> *mut c_void {
-    let found = caught(|| Ok(all().iter().find_map(|i| i.base_allocation(Address(ptr as u64)).ok())));
+    let found = caught(|| Ok(all().find_map(|i| i.base_allocation(Address(ptr as u64)).ok())));
     let Ok(Some((base, bytes))) = found else { return ptr };
     if !size.is_null() {
         // SAFETY: not null, so writable, as the caller says.
@@ -178,7 +185,7 @@ pub unsafe extern "C" fn gpupool_torch_base_alloc(ptr: *mut c_void, size: *mut u
 pub unsafe extern "C" fn gpupool_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
     let status = guard(|| {
         let address = Address(ptr as u64);
-        let owner = all().into_iter().find(|i| i.block_bytes(address).is_ok());
+        let owner = all().find(|i| i.block_bytes(address).is_ok());
         let owner = owner.ok_or(gpupool::FreeError::NotLive { address })?;
         // SAFETY: the caller says so.
         unsafe { owner.record_stream(address, stream as u64) }
@@ -202,17 +209,17 @@ pub unsafe extern "C" fn gpupool_torch_begin_allocate_to_pool(
 ) -> Status {
     // SAFETY: the caller says so.
     let test = unsafe { StreamTest::new(filter, context, release) };
-    guard(|| of(device)?.pool_begin(pool.into(), test))
+    guard(|| of(device)?.instance.pool_begin(pool.into(), test))
 }
 
 /// PyTorch's end.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_torch_end_allocate_to_pool(device: c_int, pool: Pool) {
-    report("end_allocate_to_pool", guard(|| of(device)?.pool_end(pool.into())));
+    report("end_allocate_to_pool", guard(|| of(device)?.instance.pool_end(pool.into())));
 }
 
 /// PyTorch's release: from now on nothing of the pool is reused or unmapped until all work submitted so far is complete.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_torch_release_pool(device: c_int, pool: Pool) {
-    report("release_pool", guard(|| of(device)?.pool_release(pool.into())));
+    report("release_pool", guard(|| of(device)?.instance.pool_release(pool.into())));
 }

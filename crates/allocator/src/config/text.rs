@@ -7,7 +7,7 @@ const BYTES: &str = "bytes, such as 8589934592, 512MiB or 8GiB";
 const FRACTION: &str = "a fraction, such as 0.5";
 const SWITCH: &str = "on or off";
 const MILLISECONDS: &str = "milliseconds, such as 500";
-const NAMES: &str = "policy, pytorch, memory_limit, memory_fraction, large_segment_size, garbage_collection_threshold, trim_above, \
+const NAMES: &str = "policy, preset, pytorch, memory_limit, memory_fraction, large_segment_size, garbage_collection_threshold, trim_above, \
                      idle_decay_ms, trim_before_growth, virtual_memory, wait_for_recorded, quarantine, caching";
 
 impl Config {
@@ -52,6 +52,7 @@ impl Config {
         let on = || switch(value).ok_or_else(|| setting(&pair(), SWITCH));
         Ok(match name {
             "policy" | "pytorch" => self,
+            "preset" => self.with_preset(value.parse()?),
             "memory_limit" => self.with_memory_limit(size()?),
             "memory_fraction" => self.with_memory_fraction(share()?),
             "large_segment_size" => self.with_large_segment_size(size()?),
@@ -103,6 +104,7 @@ fn bytes(value: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Preset;
     use super::*;
 
     #[test]
@@ -129,6 +131,8 @@ mod tests {
             .with_wait_for_recorded(true);
         assert_eq!(Config::parse_settings(text).unwrap(), expected);
         assert!(Config::parse_settings("quarantine=on").unwrap().quarantine());
+        let pages = Config::parse_settings("policy=pages; preset=memory").unwrap();
+        assert_eq!((pages.policy(), pages.preset()), (Policy::Pages, Preset::Memory));
     }
 
     #[test]
@@ -154,6 +158,7 @@ mod tests {
             assert!(text.contains(named) && text.contains(expected), "{text}");
         }
         assert!(matches!(Config::parse_settings("policy=x"), Err(ConfigError::UnknownPolicy { .. })));
+        assert!(matches!(Config::parse_settings("policy=pages;preset=x"), Err(ConfigError::UnknownPreset { .. })));
         assert!(matches!(Config::parse_settings("memory_fraction=2"), Err(ConfigError::OutsideRange { .. })));
     }
 }

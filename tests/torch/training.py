@@ -1,0 +1,273 @@
+"""Training steps of ResNet-50 and GPT-2 on gpupool and on torch's own allocator: losses, step times, peaks, the allocator's host time.
+
+    python3 tests/torch/training.py target/release/libgpupool_capi.so [--settings TEXT] [--repeat N] [--json FILE]
+
+Random weights from the installed torchvision and transformers, deterministic algorithms, 20 steps each. Each run is a process of its own;
+those of the two allocators take turns. Exits with 1 if a loss differs in a bit, or a figure misses what is asked of it.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+MODULE = os.path.join(HERE, "..", "..", "crates", "capi", "python")
+STEPS = 20
+MIB = 1 << 20
+
+
+def resnet50():
+    import torchvision
+
+    model = torchvision.models.resnet50(weights=None).cuda().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(64, 3, 224, 224, generator=generator).cuda()
+    labels = torch.randint(0, 1000, (64,), generator=generator).cuda()
+
+    def step(_):
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def gpt2(lengths, batch):
+    import transformers
+
+    config = transformers.GPT2Config(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, use_cache=False)
+    model = transformers.GPT2LMHeadModel(config).cuda().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    generator = torch.Generator().manual_seed(2)
+    tokens = [torch.randint(0, config.vocab_size, (batch, n), generator=generator).cuda() for n in lengths]
+
+    def step(i):
+        optimizer.zero_grad(set_to_none=True)
+        ids = tokens[i % len(tokens)]
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def varying():
+    draw = random.Random(7)
+    return [draw.randrange(64, 1025) for _ in range(STEPS)]
+
+
+MODELS = {
+    "resnet50": resnet50,
+    "gpt2": lambda: gpt2([512], 8),
+    "gpt2-varying": lambda: gpt2(varying(), 8),
+}
+
+
+def work(options):
+    """One process: one model on one allocator. Its figures as JSON."""
+    global torch
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    import torch
+
+    ours = None
+    if options.library:
+        sys.path.insert(0, MODULE)
+        import gpupool_torch as ours
+
+        ours.install(options.library, settings=options.settings, shim=options.shim or None)
+    # Some operations have no deterministic form and only warn; whether they differ shows in torch's own two runs.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.benchmark = False
+    torch.manual_seed(0)
+    free_before = torch.cuda.mem_get_info()[0]
+    step = MODELS[options.model]()
+    losses, times, least_free = [], [], free_before
+    for i in range(STEPS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        loss = step(i)
+        losses.append(loss.item())
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+        least_free = min(least_free, torch.cuda.mem_get_info()[0])
+    stats = ours.memory_stats() if ours else torch.cuda.memory_stats()
+    result = {
+        "losses": [x.hex() for x in losses],
+        "times": times,
+        "reserved_peak": stats["reserved_bytes.all.peak"],
+        "allocated_peak": stats["allocated_bytes.all.peak"],
+        "device_peak": free_before - least_free,
+        "driver_allocations": stats["num_device_alloc"],
+        "driver_frees": stats["num_device_free"],
+    }
+    # Warm, without the host's waits: what a second epoch is like.
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for i in range(STEPS):
+        step(i)
+    torch.cuda.synchronize()
+    result["second_epoch"] = time.perf_counter() - start
+    stats = ours.memory_stats() if ours else torch.cuda.memory_stats()
+    result["reserved_peak_second"] = stats["reserved_bytes.all.peak"]
+    if options.host_time:
+        result.update(host_time(options, ours, step))
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+def recorded_step(step, path):
+    """One step's requests and frees, by torch's own record of them."""
+    torch.cuda.memory._record_memory_history("all", context=None)
+    step(0)
+    torch.cuda.synchronize()
+    trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
+    torch.cuda.memory._record_memory_history(None)
+    operations, live, requests = [], {}, 0
+    for event in trace:
+        if event["action"] == "alloc":
+            live[event["addr"]] = requests
+            operations.append(event["size"])
+            requests += 1
+        elif event["action"] == "free_requested" and event["addr"] in live:
+            operations.append(-1 - live.pop(event["addr"]))
+    operations += [-1 - number for number in live.values()]
+    with open(path, "w") as f:
+        json.dump([requests, operations], f)
+
+
+def host_time(options, ours, step):
+    """The allocator's own time for the requests of one step, by a loop in C++."""
+    if not ours:
+        recorded_step(step, options.operations)
+    with open(options.operations) as f:
+        requests, operations = json.load(f)
+    library = ctypes.CDLL(options.host_time)
+    array = (ctypes.c_int64 * len(operations))(*operations)
+    arguments = [array, ctypes.c_int64(len(operations)), ctypes.c_int64(requests), 30]
+    library.host_time_through_torch.restype = library.host_time_of_functions.restype = ctypes.c_double
+    result = {"requests": requests, "host_ns": library.host_time_through_torch(*arguments)}
+    if ours:
+        loaded = ours._library
+        functions = [ctypes.c_void_p(ours._address(loaded, f"gpupool_torch_{name}")) for name in ("malloc", "free")]
+        result["host_ns_alone"] = library.host_time_of_functions(*arguments, *functions)
+    return result
+
+
+def build_host_time(folder):
+    from torch.utils import cpp_extension
+    import torch
+
+    result = os.path.join(folder, "libhost_time.so")
+    command = ["g++", "-shared", "-fPIC", "-O2", "-std=c++17", os.path.join(HERE, "host_time.cpp"), "-o", result]
+    command += [f"-I{path}" for path in cpp_extension.include_paths("cuda")]
+    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+    for path in cpp_extension.library_paths():
+        command += [f"-L{path}", f"-Wl,-rpath,{path}"]
+    built = subprocess.run(command + ["-lc10_cuda", "-lc10"], capture_output=True, text=True)
+    if built.returncode:
+        print(f"host time is not measured: {' '.join(command)}\n{built.stderr[-2000:]}")
+        return ""
+    return result
+
+
+def one(options, model, library, host_time, operations):
+    command = [sys.executable, os.path.abspath(__file__), library, "--worker", "--model", model, "--settings", options.settings]
+    command += ["--host-time", host_time, "--operations", operations, "--shim", options.shim]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    for line in ran.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line[7:])
+    print(f"{model} on {'gpupool' if library else 'torch'} ended with {ran.returncode}:\n{ran.stdout[-1000:]}\n{ran.stderr[-3000:]}")
+    return None
+
+
+def compared(model, native, ours):
+    """Prints a model's figures; what of them misses its mark."""
+    misses = []
+    times = [statistics.median(t for run in runs for t in run["times"][5:]) for runs in (native, ours)]
+    epochs = [min(run["second_epoch"] for run in runs) for runs in (native, ours)]
+    equal = all(run["losses"] == native[0]["losses"] for run in native + ours)
+    first, last = (float.fromhex(native[0]["losses"][i]) for i in (0, -1))
+    print(f"{model}: loss {first:.6f} -> {last:.6f}, {'equal bit for bit' if equal else 'DIFFERENT'} "
+          f"over {STEPS} steps in {len(native)} + {len(ours)} runs")
+    if not equal:
+        misses.append("losses")
+        alone = all(run["losses"] == native[0]["losses"] for run in native)
+        print(f"  torch's own runs {'agree' if alone else 'DIFFER TOO'}")
+    ratio = times[1] / times[0]
+    print(f"  step: torch {times[0] * 1e3:.3f} ms, gpupool {times[1] * 1e3:.3f} ms, ratio {ratio:.4f}; "
+          f"second epoch {epochs[0]:.4f} and {epochs[1]:.4f} s, ratio {epochs[1] / epochs[0]:.4f}")
+    if ratio > 1.02:
+        misses.append("step time")
+    for name in ("reserved_peak", "device_peak", "allocated_peak", "reserved_peak_second"):
+        theirs, mine = (max(run[name] for run in runs) for runs in (native, ours))
+        print(f"  {name}: torch {theirs / MIB:.0f} MiB, gpupool {mine / MIB:.0f} MiB, ratio {mine / theirs:.4f}")
+        if model == "gpt2-varying" and name in ("reserved_peak", "device_peak") and mine > 0.85 * theirs:
+            misses.append(name)
+    print(f"  driver allocations: torch {native[0]['driver_allocations']}, gpupool {ours[0]['driver_allocations']}")
+    if "host_ns" in native[0] and "host_ns" in ours[0]:
+        theirs, mine, alone = (min(run[k] for run in runs) for runs, k in ((native, "host_ns"), (ours, "host_ns"), (ours, "host_ns_alone")))
+        n = native[0]["requests"]
+        print(f"  allocator's host time for a step of {n} requests and frees: torch {theirs / 1e3:.1f} us ({theirs / n:.0f} ns a pair), gpupool "
+              f"{mine / 1e3:.1f} us through torch ({mine / n:.0f} ns a pair, ratio {mine / theirs:.3f}), {alone / 1e3:.1f} us alone "
+              f"({alone / n:.0f} ns a pair, ratio {alone / theirs:.3f})")
+        if mine > 0.5 * theirs:
+            misses.append("host time")
+    return misses
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library")
+    parser.add_argument("--settings", default="")
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--json", default="")
+    parser.add_argument("--shim", default="", help="a shim that was built before")
+    parser.add_argument("--worker", action="store_true")
+    parser.add_argument("--model", default="")
+    parser.add_argument("--host-time", default="")
+    parser.add_argument("--operations", default="")
+    options = parser.parse_args()
+    if options.worker:
+        return work(options)
+    misses, everything = {}, {}
+    library = os.path.abspath(options.library)
+    if not options.shim:
+        sys.path.insert(0, MODULE)
+        import gpupool_torch
+
+        options.shim = gpupool_torch.build_shim(library)
+    with tempfile.TemporaryDirectory() as folder:
+        program, operations = build_host_time(folder), os.path.join(folder, "operations.json")
+        for model in options.models.split(","):
+            runs = {"torch": [], "gpupool": []}
+            for _ in range(options.repeat):
+                for name, path in (("torch", ""), ("gpupool", library)):
+                    runs[name].append(one(options, model, path, program, operations))
+            everything[model] = runs
+            if None in runs["torch"] + runs["gpupool"]:
+                misses[model] = ["a run failed"]
+                continue
+            misses[model] = compared(model, runs["torch"], runs["gpupool"])
+            sys.stdout.flush()
+    print(f"settings {options.settings or '(default)'}; missed: { {k: v for k, v in misses.items() if v} or 'nothing'}")
+    if options.json:
+        with open(options.json, "w") as f:
+            json.dump(everything, f)
+    return 1 if any(misses.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
