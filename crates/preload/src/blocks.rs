@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gpupool::device::{Address, DriverError, StreamHandle, code};
 use gpupool::{AllocError, Allocation, Allocator, CaptureRegistry, Config, Stream};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::front::Front;
 use crate::graphs::Graphs;
@@ -21,7 +21,7 @@ pub(crate) enum Answer {
     Forward,
 }
 
-type Shard<D> = Mutex<HashMap<Address, Arc<Allocation<D>>>>;
+type Shard<D> = Mutex<HashMap<Address, Allocation<D>>>;
 
 /// One context's memory.
 pub(crate) struct Served<D: Front> {
@@ -32,6 +32,8 @@ pub(crate) struct Served<D: Front> {
     no_stream: Mutex<Option<Stream<D>>>,
     /// Streams that the program has made or named, but for threads' own.
     seen: Mutex<BTreeSet<u64>>,
+    /// Those that it has named.
+    named: RwLock<HashMap<u64, Stream<D>>>,
     /// Whether some thread has used its own default stream.
     own_streams: AtomicBool,
     pub(crate) leaving: Arc<Leaving<D>>,
@@ -58,6 +60,7 @@ impl<D: Front> Served<D> {
             shards: std::array::from_fn(|_| Mutex::new(HashMap::new())),
             no_stream: Mutex::new(None),
             seen: Mutex::new(BTreeSet::from([StreamHandle::LEGACY.0])),
+            named: RwLock::default(),
             own_streams: AtomicBool::new(false),
             leaving,
             graphs: Graphs::new(one_graph_pool),
@@ -75,15 +78,21 @@ impl<D: Front> Served<D> {
     ///
     /// As [`Front::lend`].
     pub(crate) unsafe fn stream(&self, raw: u64) -> Stream<D> {
+        if let Some(known) = self.named.read().get(&raw) {
+            return known.clone();
+        }
         // SAFETY: the caller's promise.
         let handle = unsafe { self.device.lend(raw) };
+        let stream = self.allocator.register_stream(handle);
         match handle {
+            // One number for every thread's own stream: each is looked up.
             StreamHandle::PER_THREAD => self.own_streams.store(true, Ordering::Release),
             _ => {
                 self.seen.lock().insert(raw);
+                self.named.write().insert(raw, stream.clone());
             }
         }
-        self.allocator.register_stream(handle)
+        stream
     }
 
     /// Streams that events can be recorded on from any thread; `None` if that leaves some out.
@@ -107,7 +116,7 @@ impl<D: Front> Served<D> {
             _ => Answer::Forward,
         })?;
         let address = block.address();
-        self.shard(address).lock().insert(address, Arc::new(block));
+        self.shard(address).lock().insert(address, block);
         self.served.fetch_add(1, Ordering::Relaxed);
         Ok(address)
     }
@@ -138,12 +147,23 @@ impl<D: Front> Served<D> {
         self.serve(bytes, &stream)
     }
 
-    fn take(&self, address: Address) -> Option<Arc<Allocation<D>>> {
-        let taken = self.shard(address).lock().remove(&address);
-        if taken.is_none() && !address.is_null() {
-            self.foreign.fetch_add(1, Ordering::Relaxed);
-        }
-        taken
+    /// Whether a live block of ours starts here.
+    pub(crate) fn owns(&self, address: Address) -> bool {
+        self.shard(address).lock().contains_key(&address)
+    }
+
+    /// Whether the program has made or named this stream here.
+    pub(crate) fn knows_stream(&self, raw: u64) -> bool {
+        self.named.read().contains_key(&raw) || self.seen.lock().contains(&raw)
+    }
+
+    fn take(&self, address: Address) -> Option<Allocation<D>> {
+        self.shard(address).lock().remove(&address)
+    }
+
+    /// A pointer that nobody got here was freed.
+    pub(crate) fn foreign_free(&self) {
+        self.foreign.fetch_add(1, Ordering::Relaxed);
     }
 
     /// `cuMemFreeAsync`: free in the order of a stream, the block's own or another.
@@ -188,7 +208,7 @@ impl<D: Front> Served<D> {
     ///
     /// As [`Front::lend`]; the stream is destroyed right after.
     pub(crate) unsafe fn stream_ends(&self, raw: u64) {
-        if !self.seen.lock().contains(&raw) {
+        if !self.knows_stream(raw) {
             return;
         }
         // SAFETY: the caller's promise.
@@ -196,8 +216,26 @@ impl<D: Front> Served<D> {
         if let Err(error) = self.allocator.retire_stream(&stream) {
             say!("gpupool: a stream that is destroyed could not be retired: {error}");
         }
+        self.named.write().remove(&raw);
         self.seen.lock().remove(&raw);
         self.device.take_back(stream.handle());
+    }
+
+    /// The context is about to be destroyed with everything in it: gives all memory back, as the driver does with its own. **Waits** for the
+    /// device, as the driver does. Addresses that the program still has name nothing any more.
+    pub(crate) fn ends(&self) {
+        if let Err(error) = self.device.wait_for_all() {
+            say!("gpupool: a context ends, and its work could not be waited for: {error}");
+        }
+        self.graphs.all_end();
+        for shard in &self.shards {
+            let gone = std::mem::take(&mut *shard.lock());
+            drop(gone);
+        }
+        self.leaving.tidy(true);
+        if let Err(error) = self.allocator.empty_cache() {
+            say!("gpupool: a context ends, and some of its memory could not be given back: {error}");
+        }
     }
 
     /// Free bytes as the program should see them: the driver's, and what is cached here.

@@ -24,6 +24,9 @@ pub(crate) trait Front: Device {
     /// Records `event` after everything submitted to the context so far, on whatever stream; an error while a capture is open. `None` if
     /// the device has no such call.
     fn record_context(&self, event: EventHandle) -> Option<DriverResult<()>>;
+
+    /// **Waits** for everything submitted to the context.
+    fn wait_for_all(&self) -> DriverResult<()>;
 }
 
 /// `cuCtxRecordEvent(context, event)`, from 12.5 on.
@@ -58,5 +61,9 @@ impl Front for CudaDevice {
             0 => Ok(()),
             code => Err(DriverError::new(Call::EventRecord, code.unsigned_abs())),
         })
+    }
+
+    fn wait_for_all(&self) -> DriverResult<()> {
+        self.device_synchronize()
     }
 }

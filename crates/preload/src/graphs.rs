@@ -1,8 +1,8 @@
 //! Which graphs and executables hold which pools, as the program makes and destroys them.
 //!
 //! * **P1** A capture that begins on a stream gets a pool, of its own or one for all. Its requests come from there.
-//! * **P2** The pool is held by the capture's graph, by clones of it and graphs that it became a child of, by executables made from or
-//!   updated to any of these, and by the last launch of each.
+//! * **P2** The pool is held by the capture's graph, by clones of it and graphs that it became a child or a conditional body of, by
+//!   executables made from or updated to any of these, and by the last launch of each.
 //! * **P3** Launches whose pools overlap are ordered on the device: no two of them run at once.
 
 use std::collections::HashMap;
@@ -49,6 +49,8 @@ struct Open<D: Front> {
 struct Tables<D: Front> {
     open: HashMap<StreamKey, Open<D>>,
     graphs: HashMap<u64, Holds<D>>,
+    /// The graph that a graph is a part of: the body of a conditional node.
+    parents: HashMap<u64, u64>,
     execs: HashMap<u64, Executable<D>>,
     /// The order of launches by pool.
     orders: HashMap<PoolId, Arc<Mutex<Option<WorkMark<D>>>>>,
@@ -69,10 +71,54 @@ fn add<D: Front>(to: &mut Holds<D>, more: &Holds<D>) {
     }
 }
 
+impl<D: Front> Tables<D> {
+    /// A graph holds more, and so does the graph that it is a part of.
+    fn graph_holds(&mut self, graph: u64, more: &Holds<D>) {
+        if more.is_empty() {
+            return;
+        }
+        let mut next = Some(graph);
+        // A part is made after its whole: there is no circle, and if numbers say otherwise, it ends all the same.
+        for _ in 0..=self.parents.len() {
+            let Some(graph) = next else { return };
+            add(self.graphs.entry(graph).or_default(), more);
+            next = self.parents.get(&graph).copied();
+        }
+    }
+
+    /// A graph is gone, and its parts with it.
+    fn take(&mut self, graph: u64) -> Gone<D> {
+        let mut gone = Gone { graphs: Vec::new(), parents: Vec::new() };
+        let mut next = vec![graph];
+        while let Some(graph) = next.pop() {
+            let parts: Vec<u64> =
+                self.parents.iter().filter(|(_, whole)| **whole == graph).map(|(part, _)| *part).collect();
+            for part in parts {
+                self.parents.remove(&part);
+                gone.parents.push((part, graph));
+                next.push(part);
+            }
+            gone.graphs.extend(self.graphs.remove(&graph).map(|holds| (graph, holds)));
+        }
+        gone
+    }
+}
+
+/// What was known of a graph that is gone.
+struct Gone<D: Front> {
+    graphs: Vec<(u64, Holds<D>)>,
+    parents: Vec<(u64, u64)>,
+}
+
 impl<D: Front> Graphs<D> {
     pub(crate) fn new(one_pool: bool) -> Self {
-        let tables =
-            Tables { open: HashMap::new(), graphs: HashMap::new(), execs: HashMap::new(), orders: HashMap::new() };
+        let tables = Tables {
+            open: HashMap::new(),
+            graphs: HashMap::new(),
+            parents: HashMap::new(),
+            execs: HashMap::new(),
+            orders: HashMap::new(),
+        };
         Self { shared: one_pool.then(PoolId::fresh_for_capture), tables: Mutex::new(tables) }
     }
 
@@ -80,9 +126,12 @@ impl<D: Front> Graphs<D> {
     pub(crate) fn graph_holds_what(&self, graph: u64, of: u64) {
         let mut tables = self.tables.lock();
         let more = tables.graphs.get(&of).cloned().unwrap_or_default();
-        if !more.is_empty() {
-            add(tables.graphs.entry(graph).or_default(), &more);
-        }
+        tables.graph_holds(graph, &more);
+    }
+
+    /// `part` is the body of a node of `whole`: what it comes to hold, `whole` holds, and it is destroyed with it.
+    pub(crate) fn graph_is_part_of(&self, part: u64, whole: u64) {
+        self.tables.lock().parents.insert(part, whole);
     }
 
     /// `graph` is part of a graph that is not known which: it may be of any.
@@ -102,14 +151,37 @@ impl<D: Front> Graphs<D> {
         }
     }
 
+    /// Whether an executable holds pools.
+    pub(crate) fn knows_exec(&self, exec: u64) -> bool {
+        self.tables.lock().execs.contains_key(&exec)
+    }
+
+    /// Whether anything is known of a graph.
+    pub(crate) fn knows_graph(&self, graph: u64) -> bool {
+        let tables = self.tables.lock();
+        tables.graphs.contains_key(&graph) || tables.parents.values().any(|whole| *whole == graph)
+    }
+
     /// The driver destroys a graph. Forgotten before it does, since the number may be another graph's right after.
     pub(crate) fn graph_ends(&self, graph: u64, destroy: impl FnOnce() -> u32) -> u32 {
-        let gone = self.tables.lock().graphs.remove(&graph);
+        let gone = self.tables.lock().take(graph);
         let code = destroy();
-        if let Some(holds) = gone.filter(|_| code != 0) {
-            self.tables.lock().graphs.insert(graph, holds);
+        if code != 0 {
+            let mut tables = self.tables.lock();
+            tables.graphs.extend(gone.graphs);
+            tables.parents.extend(gone.parents);
         }
         code
+    }
+
+    /// Nothing can run any more.
+    pub(crate) fn all_end(&self) {
+        let mut tables = self.tables.lock();
+        let gone =
+            (std::mem::take(&mut tables.graphs), std::mem::take(&mut tables.execs), std::mem::take(&mut tables.orders));
+        tables.parents.clear();
+        drop(tables);
+        drop(gone);
     }
 
     /// How many graphs and executables hold pools.
@@ -157,9 +229,8 @@ impl<D: Front> Served<D> {
         tables.orders.retain(|_, last| Arc::strong_count(last) > 1);
         let last = Arc::clone(tables.orders.entry(open.pool).or_default());
         let held = Held { pool: open.pool, last, _holds: end.holds };
-        let holds = tables.graphs.entry(graph).or_default();
-        holds.push(Arc::new(held));
-        add(holds, &open.children);
+        tables.graph_holds(graph, &vec![Arc::new(held)]);
+        tables.graph_holds(graph, &open.children);
     }
 
     /// Launches an executable by `launch`, after every launch whose pools it shares, and remembers when it is done.

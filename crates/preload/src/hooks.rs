@@ -11,15 +11,19 @@ use std::sync::{Arc, OnceLock};
 use gpupool::device::{Address, StreamHandle, code};
 
 use crate::blocks::Answer;
-use crate::process::{Context, current, forget};
+use crate::process::{Context, context_ends, current, of_stream, one_that, primary_ends, primary_released};
 use crate::real;
 
 /// `CUDA_ERROR_NOT_FOUND`: the driver behind us does not have the function.
 const NOT_FOUND: c_int = 500;
 /// `CU_GRAPH_NODE_TYPE_GRAPH`.
 const CHILD_GRAPH: c_int = 4;
+/// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
+const CONDITIONAL: c_int = 13;
 /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and the three after it.
 const POOL_FIGURES: std::ops::RangeInclusive<c_int> = 5..=8;
+/// `CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH` and `CU_MEMPOOL_ATTR_USED_MEM_HIGH`.
+const POOL_PEAKS: [c_int; 2] = [6, 8];
 
 type Forward<'a> = &'a dyn Fn() -> c_int;
 
@@ -64,10 +68,11 @@ macro_rules! entry_points {
 /// `out` is null or writable.
 unsafe fn allocate(
     out: *mut u64,
+    context: Option<Arc<Context>>,
     forward: Forward<'_>,
     serve: impl FnOnce(&Context) -> Result<Address, Answer>,
 ) -> c_int {
-    let Some(context) = current().filter(|_| !out.is_null()) else { return forward() };
+    let Some(context) = context.filter(|_| !out.is_null()) else { return forward() };
     match serve(&context) {
         Ok(address) => {
             // SAFETY: not null, so writable, as the caller says.
@@ -90,9 +95,30 @@ fn answered(answer: Answer, forward: Forward<'_>) -> c_int {
 ///
 /// `stream` is a stream, as the driver's function demands.
 unsafe fn free_on(address: u64, stream: u64, forward: Forward<'_>) -> c_int {
-    let Some(context) = current() else { return forward() };
-    // SAFETY: the caller says so.
-    answered(unsafe { context.free_on(Address(address), stream) }, forward)
+    let Some(block_is_of) = one_that(|c| c.owns(Address(address))) else {
+        with_context(|c| c.foreign_free());
+        return forward();
+    };
+    match of_stream(stream) {
+        Some(stream_is_of) if Arc::ptr_eq(&stream_is_of, &block_is_of) => {
+            // SAFETY: the caller says so.
+            answered(unsafe { block_is_of.free_on(Address(address), stream) }, forward)
+        }
+        // Of two devices: nothing of the block's device can be told of the stream's work, so that is waited for.
+        _ => match wait_for_stream(stream) {
+            0 => answered(block_is_of.free(Address(address)), forward),
+            code => code,
+        },
+    }
+}
+
+/// `cuStreamSynchronize`.
+fn wait_for_stream(stream: u64) -> c_int {
+    static REAL: OnceLock<Option<unsafe extern "C" fn(*mut c_void) -> c_int>> = OnceLock::new();
+    // SAFETY: the driver's function of this name has this signature.
+    let real = *REAL.get_or_init(|| unsafe { real::find(b"cuStreamSynchronize\0") });
+    // SAFETY: the program says that it is a stream.
+    real.map_or(NOT_FOUND, |wait| unsafe { wait(stream as *mut c_void) })
 }
 
 /// # Safety
@@ -100,7 +126,7 @@ unsafe fn free_on(address: u64, stream: u64, forward: Forward<'_>) -> c_int {
 /// As for `free_on`.
 unsafe fn begin(stream: u64, forward: Forward<'_>) -> c_int {
     let code = forward();
-    if let Some(context) = current().filter(|_| code == 0) {
+    if let Some(context) = of_stream(stream).filter(|_| code == 0) {
         // SAFETY: the driver has taken it for a stream.
         unsafe { context.capture_begins(stream) };
     }
@@ -112,7 +138,7 @@ unsafe fn begin(stream: u64, forward: Forward<'_>) -> c_int {
 /// `graph` is null or readable once the driver has succeeded.
 unsafe fn end(stream: u64, graph: *mut *mut c_void, forward: Forward<'_>) -> c_int {
     let code = forward();
-    if let Some(context) = current() {
+    if let Some(context) = of_stream(stream) {
         // SAFETY: the driver has just written it.
         let graph = (code == 0 && !graph.is_null()).then(|| unsafe { graph.read_unaligned() } as u64);
         context.capture_ends(stream, graph.filter(|graph| *graph != 0));
@@ -124,7 +150,7 @@ unsafe fn end(stream: u64, graph: *mut *mut c_void, forward: Forward<'_>) -> c_i
 ///
 /// As for `free_on`.
 unsafe fn launch(exec: *mut c_void, stream: u64, forward: Forward<'_>) -> c_int {
-    let Some(context) = current() else { return forward() };
+    let Some(context) = of_stream(stream) else { return forward() };
     // SAFETY: the caller says so.
     unsafe { context.launch(exec as u64, stream, || forward().cast_unsigned()) }.cast_signed()
 }
@@ -159,14 +185,51 @@ unsafe fn made(exec: *mut *mut c_void, graph: *mut c_void, forward: Forward<'_>)
 /// `params` is null or a `CUgraphNodeParams`.
 unsafe fn node_added(graph: *mut c_void, params: *const c_void, forward: Forward<'_>) -> c_int {
     noted(forward, |context| {
-        // SAFETY: CUgraphNodeParams begins with the node's type; for a child graph the graph follows at byte 16, after 12 reserved ones.
-        unsafe {
-            if !params.is_null() && params.cast::<c_int>().read_unaligned() == CHILD_GRAPH {
-                let child = params.byte_add(16).cast::<u64>().read_unaligned();
-                context.graphs.graph_holds_what(graph as u64, child);
+        // SAFETY: the caller says so, and the driver has taken it.
+        match unsafe { NodeGraphs::of(params) } {
+            NodeGraphs::Child(child) => context.graphs.graph_holds_what(graph as u64, child),
+            NodeGraphs::Bodies(bodies) => {
+                bodies.into_iter().for_each(|body| context.graphs.graph_is_part_of(body, graph as u64));
             }
+            NodeGraphs::None => {}
         }
     })
+}
+
+/// The graphs that a node's parameters name.
+enum NodeGraphs {
+    None,
+    /// A child's.
+    Child(u64),
+    /// Those that the driver made for a conditional node.
+    Bodies(Vec<u64>),
+}
+
+impl NodeGraphs {
+    /// # Safety
+    ///
+    /// `params` is null or a `CUgraphNodeParams` that the driver has taken.
+    unsafe fn of(params: *const c_void) -> Self {
+        if params.is_null() {
+            return Self::None;
+        }
+        // SAFETY: CUgraphNodeParams begins with the node's type; after 12 reserved bytes the parameters of the type follow. A child's begin
+        // with the graph; a conditional's are a handle (8 bytes), a kind (4), how many graphs (4), and where the driver put them.
+        unsafe {
+            match params.cast::<c_int>().read_unaligned() {
+                CHILD_GRAPH => Self::Child(params.byte_add(16).cast::<u64>().read_unaligned()),
+                CONDITIONAL => {
+                    let count = params.byte_add(28).cast::<c_uint>().read_unaligned();
+                    let graphs = params.byte_add(32).cast::<*const u64>().read_unaligned();
+                    match graphs.is_null() {
+                        true => Self::None,
+                        false => Self::Bodies((0..count as usize).map(|i| graphs.add(i).read_unaligned()).collect()),
+                    }
+                }
+                _ => Self::None,
+            }
+        }
+    }
 }
 
 fn with_context(call: impl FnOnce(&Arc<Context>)) {
@@ -179,24 +242,30 @@ entry_points! {
     /// Memory that any stream may use at once.
     fn cuMemAlloc_v2(out: *mut u64, bytes: usize) |forward| {
         // SAFETY: the driver's contract.
-        unsafe { allocate(out, forward, |c| c.alloc(bytes as u64)) }
+        unsafe { allocate(out, current(), forward, |c| c.alloc(bytes as u64)) }
     }
 
     /// A free that names no stream: the block is reused only after all work submitted before.
     fn cuMemFree_v2(address: u64) |forward| {
-        current().map_or_else(forward, |c| answered(c.free(Address(address)), forward))
+        match one_that(|c| c.owns(Address(address))) {
+            Some(context) => answered(context.free(Address(address)), forward),
+            None => {
+                with_context(|c| c.foreign_free());
+                forward()
+            }
+        }
     }
 
     /// Memory in the order of a stream.
     fn cuMemAllocAsync(out: *mut u64, bytes: usize, stream: *mut c_void) |forward| {
         // SAFETY: the driver's contract.
-        unsafe { allocate(out, forward, |c| c.alloc_on(bytes as u64, stream as u64)) }
+        unsafe { allocate(out, of_stream(stream as u64), forward, |c| c.alloc_on(bytes as u64, stream as u64)) }
     }
 
     /// As `cuMemAllocAsync`; no stream means the thread's own.
     fn cuMemAllocAsync_ptsz(out: *mut u64, bytes: usize, stream: *mut c_void) |forward| {
         // SAFETY: the driver's contract.
-        unsafe { allocate(out, forward, |c| c.alloc_on(bytes as u64, own(stream))) }
+        unsafe { allocate(out, of_stream(own(stream)), forward, |c| c.alloc_on(bytes as u64, own(stream))) }
     }
 
     /// A free in the order of a stream.
@@ -224,7 +293,7 @@ entry_points! {
     /// A pool's figures: what we hold counts, since the program believes that it is in the default pool.
     fn cuMemPoolGetAttribute(pool: *mut c_void, attribute: c_int, value: *mut c_void) |forward| {
         noted(forward, |context| {
-            if value.is_null() || !POOL_FIGURES.contains(&attribute) {
+            if value.is_null() || !POOL_FIGURES.contains(&attribute) || !context.is_its_pool(pool) {
                 return;
             }
             let stats = context.allocator.stats();
@@ -240,11 +309,22 @@ entry_points! {
         })
     }
 
+    /// A pool's setting: a peak set to zero begins anew, ours too.
+    fn cuMemPoolSetAttribute(pool: *mut c_void, attribute: c_int, value: *mut c_void) |forward| {
+        noted(forward, |context| {
+            if POOL_PEAKS.contains(&attribute) && context.is_its_pool(pool) {
+                context.allocator.reset_peak_stats();
+            }
+        })
+    }
+
     /// Gives cached memory back, ours too.
     fn cuMemPoolTrimTo(pool: *mut c_void, keep: usize) |forward| {
         with_context(|c| {
-            // What could not be given back stays cached.
-            let _kept = c.allocator.trim();
+            if c.is_its_pool(pool) {
+                // What could not be given back stays cached.
+                let _kept = c.allocator.trim();
+            }
         });
         forward()
     }
@@ -271,14 +351,34 @@ entry_points! {
 
     /// A stream ends.
     fn cuStreamDestroy_v2(stream: *mut c_void) |forward| {
-        // SAFETY: the program destroys it right after.
-        with_context(|c| unsafe { c.stream_ends(stream as u64) });
+        if let Some(context) = of_stream(stream as u64) {
+            // SAFETY: the program destroys it right after.
+            unsafe { context.stream_ends(stream as u64) };
+        }
         forward()
     }
 
     /// A device's context is torn down with everything in it.
     fn cuDevicePrimaryCtxReset_v2(device: c_int) |forward| {
-        forget(device);
+        primary_ends(device);
+        forward()
+    }
+
+    /// As `cuDevicePrimaryCtxReset_v2`, before CUDA 11.
+    fn cuDevicePrimaryCtxReset(device: c_int) |forward| {
+        primary_ends(device);
+        forward()
+    }
+
+    /// One use of a device's context less. We keep it.
+    fn cuDevicePrimaryCtxRelease_v2(device: c_int) |forward| {
+        primary_released(device);
+        forward()
+    }
+
+    /// A context is torn down with everything in it.
+    fn cuCtxDestroy_v2(context: *mut c_void) |forward| {
+        context_ends(context);
         forward()
     }
 
@@ -358,6 +458,16 @@ entry_points! {
         noted(forward, |c| c.graphs.exec_holds(exec as u64, graph as u64))
     }
 
+    /// A node of an executable gets other parameters: another child graph, maybe.
+    fn cuGraphExecNodeSetParams(exec: *mut c_void, node: *mut c_void, params: *const c_void) |forward| {
+        noted(forward, |c| {
+            // SAFETY: the driver's contract.
+            if let NodeGraphs::Child(child) = unsafe { NodeGraphs::of(params) } {
+                c.graphs.exec_holds(exec as u64, child);
+            }
+        })
+    }
+
     /// A node of an executable gets another child graph.
     fn cuGraphExecChildGraphNodeSetParams(exec: *mut c_void, node: *mut c_void, child: *mut c_void) |forward| {
         noted(forward, |c| c.graphs.exec_holds(exec as u64, child as u64))
@@ -421,13 +531,13 @@ entry_points! {
 
     /// An executable ends. Its last launch may be running.
     fn cuGraphExecDestroy(exec: *mut c_void) |forward| {
-        let Some(context) = current() else { return forward() };
+        let Some(context) = one_that(|c| c.graphs.knows_exec(exec as u64)) else { return forward() };
         context.exec_ends(exec as u64, || forward().cast_unsigned()).cast_signed()
     }
 
     /// A graph ends; executables of it may live on.
     fn cuGraphDestroy(graph: *mut c_void) |forward| {
-        let Some(context) = current() else { return forward() };
+        let Some(context) = one_that(|c| c.graphs.knows_graph(graph as u64)) else { return forward() };
         context.graphs.graph_ends(graph as u64, || forward().cast_unsigned()).cast_signed()
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use gpupool::CaptureRegistry;
-use gpupool::device::Device;
+use gpupool::device::{Device, StreamHandle};
 use gpupool::snapshot::Snapshot;
 use gpupool_cuda_device::CudaDevice;
 use parking_lot::{Mutex, RwLock};
@@ -29,25 +29,34 @@ static SETTINGS: LazyLock<Option<Settings>> = LazyLock::new(|| match Settings::r
     }
 });
 
-/// By context; `None` for contexts that the driver serves: not a device's primary one.
-static CONTEXTS: LazyLock<RwLock<HashMap<usize, Option<Arc<Context>>>>> = LazyLock::new(RwLock::default);
+/// What is known of a context.
+struct Known {
+    /// `None` if the driver serves it.
+    served: Option<Arc<Context>>,
+    /// The device whose primary context it is.
+    primary_of: Option<c_int>,
+}
+
+static CONTEXTS: LazyLock<RwLock<HashMap<usize, Known>>> = LazyLock::new(RwLock::default);
 static OPENING: Mutex<()> = Mutex::new(());
 
 struct Driver {
     ctx_get_current: unsafe extern "C" fn(*mut *mut c_void) -> c_int,
     ctx_get_device: unsafe extern "C" fn(*mut c_int) -> c_int,
     primary_state: unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_int,
+    stream_get_ctx: unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int,
 }
 
 fn driver() -> Option<&'static Driver> {
     static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
     let find = || {
-        // SAFETY: the CUDA Driver API reference documents the three with these signatures.
+        // SAFETY: the CUDA Driver API reference documents the four with these signatures.
         unsafe {
             Some(Driver {
                 ctx_get_current: real::find(b"cuCtxGetCurrent\0")?,
                 ctx_get_device: real::find(b"cuCtxGetDevice\0")?,
                 primary_state: real::find(b"cuDevicePrimaryCtxGetState\0")?,
+                stream_get_ctx: real::find(b"cuStreamGetCtx\0")?,
             })
         }
     };
@@ -64,52 +73,107 @@ pub(crate) fn current() -> Option<Arc<Context>> {
         return None;
     }
     if let Some(known) = CONTEXTS.read().get(&(context as usize)) {
-        return known.clone();
+        return known.served.clone();
     }
     let _one_at_a_time = OPENING.lock();
     if let Some(known) = CONTEXTS.read().get(&(context as usize)) {
-        return known.clone();
+        return known.served.clone();
     }
-    let opened = open(driver, context);
-    CONTEXTS.write().insert(context as usize, opened.clone());
-    opened
+    let known = open(driver, context);
+    let served = known.served.clone();
+    CONTEXTS.write().insert(context as usize, known);
+    served
 }
 
-fn open(driver: &Driver, context: *mut c_void) -> Option<Arc<Context>> {
-    let settings = SETTINGS.as_ref()?;
+/// What serves a stream: its own context, whichever is current. A default stream is the current context's.
+pub(crate) fn of_stream(stream: u64) -> Option<Arc<Context>> {
+    let here = current();
+    if stream <= StreamHandle::PER_THREAD.0 || here.as_ref().is_some_and(|context| context.knows_stream(stream)) {
+        return here;
+    }
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the program says that it is a stream, and the driver looks; writes one handle.
+    if unsafe { (driver()?.stream_get_ctx)(stream as *mut c_void, &mut context) } != 0 {
+        return here;
+    }
+    CONTEXTS.read().get(&(context as usize)).map_or(here, |known| known.served.clone())
+}
+
+/// The context that knows something: the current one, or any other.
+pub(crate) fn one_that(knows: impl Fn(&Context) -> bool) -> Option<Arc<Context>> {
+    current().filter(|context| knows(context)).or_else(|| served().into_iter().find(|context| knows(context)))
+}
+
+impl Context {
+    /// Whether a pool of the driver's is the one that requests of the device come from: the program believes that ours do.
+    pub(crate) fn is_its_pool(&self, pool: *mut c_void) -> bool {
+        static FOUND: OnceLock<Option<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int>> = OnceLock::new();
+        // SAFETY: the driver's function of this name has this signature.
+        let get = *FOUND.get_or_init(|| unsafe { real::find(b"cuDeviceGetMemPool\0") });
+        let mut its = std::ptr::null_mut();
+        // SAFETY: cuDeviceGetMemPool writes one handle.
+        get.is_none_or(|get| unsafe { get(&mut its, self.device.ordinal().cast_signed()) } != 0 || its == pool)
+    }
+}
+
+fn open(driver: &Driver, context: *mut c_void) -> Known {
+    let mut known = Known { served: None, primary_of: None };
+    let Some(settings) = SETTINGS.as_ref() else { return known };
     let (mut device, mut flags, mut active) = (0, 0, 0);
     // SAFETY: both write numbers of ours; a context is current.
     let codes =
         unsafe { ((driver.ctx_get_device)(&mut device), (driver.primary_state)(device, &mut flags, &mut active)) };
-    if codes != (0, 0) || active == 0 {
-        return None;
+    if codes != (0, 0) {
+        return known;
     }
     let say = |why: &dyn std::fmt::Display| say!("gpupool: device {device}: {why}; the driver serves it");
-    let opened = CudaDevice::open(device.unsigned_abs()).map_err(|e| say(&e)).ok()?;
-    if opened.cu_context().cast::<c_void>() != context {
-        return None;
-    }
+    // Only an active one is opened: a program that has contexts of its own need not pay for the primary one.
+    let primary = (active != 0).then(|| CudaDevice::open(device.unsigned_abs())).transpose();
+    let Ok(primary) = primary.map_err(|e| say(&e)) else { return known };
+    let opened = match primary.filter(|opened| opened.cu_context().cast::<c_void>() == context) {
+        Some(opened) => {
+            known.primary_of = Some(device);
+            Ok(opened)
+        }
+        // SAFETY: the context is current, so it is one; before the program destroys it, `ends` forgets it.
+        None => unsafe { CudaDevice::with_context(context.cast()) },
+    };
+    let Ok(opened) = opened.map_err(|e| say(&e)) else { return known };
     let served =
         Served::new(Arc::new(opened), settings.config.clone(), CaptureRegistry::global(), settings.one_graph_pool);
-    let served = Arc::new(served.map_err(|e| say(&e)).ok()?);
+    let Ok(served) = served.map_err(|e| say(&e)) else { return known };
     watch_the_end(settings);
     if settings.log {
         let name = &served.device.properties().name;
-        say!("gpupool: serving device {device} ({name}), policy {}", settings.config.policy());
+        let kind = if known.primary_of.is_some() { "" } else { ", a context of the program's" };
+        say!("gpupool: serving device {device} ({name}{kind}), policy {}", settings.config.policy());
     }
-    Some(served)
+    known.served = Some(Arc::new(served));
+    known
 }
 
-/// The context of a device is gone with everything in it: what we knew of it names nothing any more.
-pub(crate) fn forget(device: c_int) {
-    let mut contexts = CONTEXTS.write();
-    let of_device = |c: &Option<Arc<Context>>| c.as_ref().is_some_and(|c| c.device.ordinal() == device.unsigned_abs());
-    let gone: Vec<_> = contexts.extract_if(|_, c| of_device(c)).collect();
-    // What is left to the driver may be another context now; what other devices serve stays.
-    contexts.retain(|_, context| context.is_some());
-    drop(contexts);
-    // Dropping it would give memory back that the driver has taken already.
-    std::mem::forget(gone);
+/// The context is about to be destroyed, and its number may be another's after that.
+pub(crate) fn context_ends(context: *mut c_void) {
+    let gone = CONTEXTS.write().remove(&(context as usize));
+    if let Some(served) = gone.and_then(|known| known.served) {
+        served.ends();
+    }
+}
+
+/// A device's primary context is about to be reset.
+pub(crate) fn primary_ends(device: c_int) {
+    let gone: Vec<_> = CONTEXTS.write().extract_if(|_, known| known.primary_of == Some(device)).collect();
+    gone.iter().filter_map(|(_, known)| known.served.as_ref()).for_each(|served| served.ends());
+}
+
+/// A use of a device's primary context is over. We use it, too, so it goes on; what is cached goes back, as all of it would have.
+pub(crate) fn primary_released(device: c_int) {
+    let of_device = |known: &&Known| known.primary_of == Some(device);
+    let served: Vec<_> = CONTEXTS.read().values().filter(of_device).filter_map(|known| known.served.clone()).collect();
+    for context in served {
+        // What could not be given back stays cached.
+        let _kept = context.allocator.trim();
+    }
 }
 
 unsafe extern "C" {
@@ -160,7 +224,7 @@ fn watch_the_end(settings: &'static Settings) {
 }
 
 fn served() -> Vec<Arc<Context>> {
-    CONTEXTS.read().values().flatten().cloned().collect()
+    CONTEXTS.read().values().filter_map(|known| known.served.clone()).collect()
 }
 
 /// Writes a snapshot of every device. A pickle if the path says so, else JSON.

@@ -26,6 +26,10 @@ impl Front for SimDevice {
     fn record_context(&self, _event: EventHandle) -> Option<DriverResult<()>> {
         None
     }
+
+    fn wait_for_all(&self) -> DriverResult<()> {
+        self.device_synchronize()
+    }
 }
 
 const MIB: u64 = 1 << 20;
@@ -143,7 +147,7 @@ fn frees_in_order_are_reused_at_once_and_foreign_pointers_are_forwarded() {
     for foreign in [a, a.offset(512), Address(64)] {
         assert_eq!((p.free_on(foreign, s), p.served.free(foreign)), (Answer::Forward, Answer::Forward));
     }
-    assert_eq!(p.served.counts(), (2, 6));
+    assert_eq!(p.served.counts(), (2, 0));
     assert_eq!(p.served.alloc(0), Err(Answer::Code(code::INVALID_VALUE)));
     assert_eq!(p.served.alloc(1 << 60), Err(Answer::Code(code::OUT_OF_MEMORY)));
 }
@@ -402,4 +406,49 @@ fn a_stream_that_ends_gives_its_memory_to_others_and_its_number_to_another() {
     p.d.run_until_idle();
     assert_eq!(p.d.take_reports(), []);
     assert!(p.served.available().is_some());
+}
+
+#[test]
+fn the_body_of_a_conditional_node_is_held_by_the_graph_that_has_the_node() {
+    let p = Program::new();
+    let (s, whole, exec) = (p.stream(), 2_000_001, 2_000_002);
+    let out = p.alloc_on(MIB, s);
+    let before = p.reserved();
+    p.begin(s);
+    let scratch = p.alloc_on(MIB, s);
+    p.fill(s, scratch, 1);
+    p.copy(s, out, scratch);
+    assert_eq!(p.free_on(scratch, s), Answer::Code(0));
+    // The driver made the body with the node, and the capture went into it.
+    let body = p.d.end_capture(StreamHandle(s)).unwrap();
+    p.served.graphs.graph_is_part_of(body.0, whole);
+    p.served.capture_ends(s, Some(body.0));
+    p.served.graphs.exec_holds(exec, whole);
+    assert!(p.served.graphs.knows_graph(whole) && p.served.graphs.knows_exec(exec));
+    // A destroy that is refused changes nothing; one that is not takes the body along.
+    assert_eq!(p.served.graphs.graph_ends(whole, || code::INVALID_VALUE), code::INVALID_VALUE);
+    assert_eq!(p.served.graphs.counts(), (2, 1));
+    assert_eq!(p.served.graphs.graph_ends(whole, || 0), 0);
+    assert_eq!(p.served.graphs.counts(), (0, 1));
+    p.sync(s);
+    assert!(p.reserved() > before);
+    assert_eq!(p.served.exec_ends(exec, || 0), 0);
+    assert_eq!(p.reserved(), before);
+}
+
+#[test]
+fn when_a_context_ends_everything_goes_back_whatever_is_live_or_running() {
+    let p = Program::new();
+    let s = p.stream();
+    let (out, plain) = (p.alloc_on(MIB, s), p.served.alloc(3 * MIB).unwrap());
+    let (graph, _) = p.captured(s, out, 5);
+    let exec = p.instantiate(graph);
+    p.launch(exec, s);
+    p.fill(s, plain, 1);
+    assert_eq!(p.served.free(plain), Answer::Code(0));
+    p.served.ends();
+    assert_eq!((p.served.graphs.counts(), p.served.leaving.len()), ((0, 0), 0));
+    assert_eq!(p.served.allocator.stats().reserved_bytes.all.current, 0);
+    assert!(!p.served.owns(out));
+    assert_eq!(p.d.take_reports(), []);
 }

@@ -103,6 +103,8 @@ fn allocations_are_served_and_everything_else_reaches_the_driver() {
     assert_eq!(with[2], "graph 100 2 2 0", "no allocation reached the capture");
     assert_eq!(with[3], "foreign 1 1 forwarded 1");
     assert_eq!(with[4], "streams 1");
+    let own: Vec<i32> = with[5].split([' ', ',']).filter_map(|word| word.parse().ok()).collect();
+    assert!((2..=4).contains(&own[0]) && own[1..] == [0, 0], "all is given back when a context ends: {with:?}");
 }
 
 #[test]
@@ -111,7 +113,12 @@ fn what_the_environment_says_counts() {
     let logged = built.preloaded(&[("GPUPOOL_LOG", "on"), ("GPUPOOL_GRAPH_POOL", "shared")], &[]);
     said(&logged);
     let text = String::from_utf8_lossy(&logged.stderr).into_owned();
-    assert!(text.contains("serving device 0 (made-up GPU)") && text.contains("3051 requests served"), "{text}");
+    assert!(
+        text.contains("serving device 0 (made-up GPU)")
+            && text.contains("3051 requests served")
+            && text.contains("a context of the program's"),
+        "{text}"
+    );
     assert!(text.contains("0 graphs and 0 executables hold pools, 0 leave"), "{text}");
     // Wrong settings are said, and the driver serves the program.
     let wrong = built.preloaded(&[("GPUPOOL_CONF", "memory_limt=1GiB")], &[]);

@@ -20,7 +20,7 @@ long fake_calls(const char *name) {
 }
 
 static __thread void *current;
-static int primary;
+static int primary, second;
 R cuInit(unsigned f) { (void)f; return OK; }
 R cuDriverGetVersion(int *v) { *v = 13000; return OK; }
 R cuDeviceGetCount(int *n) { *n = 1; return OK; }
@@ -34,8 +34,12 @@ R cuDevicePrimaryCtxReset_v2(int d) { (void)d; called(__func__); return OK; }
 R cuDevicePrimaryCtxGetState(int d, unsigned *f, int *a) { (void)d; *f = 0; *a = 1; return OK; }
 R cuCtxGetCurrent(void **c) { *c = current; return OK; }
 R cuCtxSetCurrent(void *c) { current = c; return OK; }
-R cuCtxPushCurrent_v2(void *c) { current = c; return OK; }
-R cuCtxPopCurrent_v2(void **c) { *c = current; current = NULL; return OK; }
+static __thread void *below[8];
+static __thread int depth;
+R cuCtxPushCurrent_v2(void *c) { below[depth++] = current; current = c; return OK; }
+R cuCtxPopCurrent_v2(void **c) { *c = current; current = below[--depth]; return OK; }
+R cuCtxCreate_v2(void **c, unsigned f, int d) { (void)f; (void)d; current = *c = &second; return OK; }
+R cuCtxDestroy_v2(void *c) { called(__func__); if (current == c) current = NULL; return OK; }
 R cuCtxGetDevice(int *d) { *d = 0; return OK; }
 R cuCtxSynchronize(void) { return OK; }
 R cuCtxGetStreamPriorityRange(int *a, int *b) { *a = *b = 0; return OK; }
@@ -56,11 +60,14 @@ R cuMemGetInfo_v2(size_t *f, size_t *t) { *t = (size_t)1 << 33; *f = *t - used; 
 R cuMemPoolGetAttribute(void *p, int a, void *v) { (void)p; (void)a; *(uint64_t *)v = 1000; return OK; }
 R cuMemPoolTrimTo(void *p, size_t n) { (void)p; (void)n; called(__func__); return OK; }
 R cuDeviceGetDefaultMemPool(void **p, int d) { (void)d; *p = &used; return OK; }
+R cuDeviceGetMemPool(void **p, int d) { (void)d; *p = &used; return OK; }
 
 static uintptr_t handles = 16;
 static struct { uintptr_t stream, capture, graph; } capturing;
 static uintptr_t captures;
-R cuStreamCreateWithPriority(void **s, unsigned f, int p) { (void)f; (void)p; *s = (void *)(handles += 16); return OK; }
+/* A stream's number says whose it is. */
+R cuStreamCreateWithPriority(void **s, unsigned f, int p) { (void)f; (void)p; *s = (void *)((handles += 16) + (current == &second ? 8 : 0)); return OK; }
+R cuStreamGetCtx(void *s, void **c) { *c = (uintptr_t)s & 8 ? &second : &primary; return OK; }
 R cuStreamDestroy_v2(void *s) { (void)s; called(__func__); return OK; }
 R cuStreamQuery(void *s) { (void)s; return OK; }
 R cuStreamSynchronize(void *s) { (void)s; return OK; }

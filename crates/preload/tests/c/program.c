@@ -13,7 +13,7 @@ int cuStreamDestroy_v2(void *); int cuStreamBeginCapture_v2(void *, int); int cu
 int cuGraphInstantiateWithFlags(void **, void *, unsigned long long); int cuGraphLaunch(void *, void *);
 int cuGraphExecDestroy(void *); int cuGraphDestroy(void *); int cuGraphClone(void **, void *);
 int cuGraphAddChildGraphNode(void **, void *, const void *, size_t, void *); int cuGraphExecUpdate_v2(void *, void *, void *);
-int cuMemPoolGetAttribute(void *, int, void *); int cuDeviceGetDefaultMemPool(void **, int);
+int cuCtxCreate_v2(void **, unsigned, int); int cuCtxDestroy_v2(void *); int cuMemPoolGetAttribute(void *, int, void *); int cuDeviceGetDefaultMemPool(void **, int);
 long fake_calls(const char *);
 
 #define CHECK(c) do { if (!(c)) { fprintf(stderr, "line %d: %s\n", __LINE__, #c); exit(1); } } while (0)
@@ -21,7 +21,7 @@ long fake_calls(const char *);
 
 int main(int argc, char **argv) {
     int device;
-    void *context, *stream, *other, *graph, *clone, *node, *exec, *second, *pool;
+    void *context, *mine, *third, *stream, *other, *graph, *clone, *node, *exec, *second, *pool;
     uint64_t a, b, inside = 0, figure = 0;
     int stable = 1;
     size_t before, after, total;
@@ -57,6 +57,15 @@ int main(int argc, char **argv) {
     printf("foreign %d %d", cuMemFree_v2(64), cuMemFreeAsync(64, stream));
     printf(" forwarded %ld\n", fake_calls("cuMemFreeAsync"));
     OK(cuStreamDestroy_v2(other)); printf("streams %ld\n", fake_calls("cuStreamDestroy_v2"));
+    /* A context of the program's own, whose memory is freed while another is current; some of it never. */
+    long taken = fake_calls("cuMemAlloc_v2"), given = fake_calls("cuMemFree_v2");
+    OK(cuCtxCreate_v2(&mine, 0, device)); OK(cuStreamCreateWithPriority(&third, 1, 0));
+    OK(cuMemAlloc_v2(&a, 3 << 20)); OK(cuMemAlloc_v2(&b, 3 << 20)); OK(cuMemAllocAsync(&inside, 30 << 20, third));
+    OK(cuCtxSetCurrent(context));
+    OK(cuMemFree_v2(a)); OK(cuMemFreeAsync(inside, third)); OK(cuMemAllocAsync(&inside, 5000, third)); OK(cuMemFreeAsync(inside, stream));
+    OK(cuStreamDestroy_v2(third)); OK(cuCtxDestroy_v2(mine));
+    taken = fake_calls("cuMemAlloc_v2") - taken; given = fake_calls("cuMemFree_v2") - given;
+    printf("own context: taken %ld, kept %ld, async %ld\n", taken, taken - given, fake_calls("cuMemAllocAsync"));
     if (argc > 1) {
         /* Ask for a snapshot, and go on once it is there. */
         FILE *file = NULL;
