@@ -64,9 +64,10 @@ compiler! {
     destroy = b"nvrtcDestroyProgram" (*mut Program);
 }
 
-fn library_names() -> Vec<String> {
-    let names = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"];
-    let mut all: Vec<String> = names.iter().map(ToString::to_string).collect();
+/// Where a library of the toolkit's may be, by the start of its name.
+pub(crate) fn library_names(stem: &str) -> Vec<String> {
+    let names = ["so", "so.13", "so.12"].map(|end| format!("{stem}.{end}"));
+    let mut all: Vec<String> = names.to_vec();
     let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|v| std::env::var(v).ok());
     for home in homes.chain(["/usr/local/cuda".to_owned()]) {
         all.extend(names.iter().map(|name| format!("{home}/lib64/{name}")));
@@ -78,7 +79,7 @@ fn compiler() -> Result<&'static Compiler, KernelError> {
     static COMPILER: OnceLock<Option<Compiler>> = OnceLock::new();
     let found = COMPILER.get_or_init(|| {
         // SAFETY: loading a library runs its initialisers; the names are NVRTC's, which has harmless ones.
-        let library = library_names().iter().find_map(|name| unsafe { Library::new(name) }.ok())?;
+        let library = library_names("libnvrtc").iter().find_map(|name| unsafe { Library::new(name) }.ok())?;
         // SAFETY: what carries NVRTC's name is NVRTC, and it is never closed.
         let compiler = unsafe { Compiler::resolve(&library) };
         std::mem::forget(library);

@@ -50,6 +50,7 @@
 
 pub mod availability;
 mod bench;
+pub mod blas;
 mod context;
 mod device;
 mod device_impl;

@@ -3,8 +3,9 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use gpupool::device::{Address, DriverError, DriverResult, StreamHandle, Workbench};
+use gpupool::device::{Address, DriverError, DriverResult, Memory, StreamHandle, Workbench};
 use gpupool::sim::SimDevice;
+use gpupool_cuda_device::blas::{Blas, Product};
 use gpupool_cuda_device::kernels::{Experiment, Experiments};
 use gpupool_cuda_device::{CudaDevice, PinnedBytes};
 
@@ -20,8 +21,8 @@ pub trait Compute {
     ///
     /// # Errors
     ///
-    /// The driver's.
-    fn run(&self, stream: StreamHandle, kernel: Experiment) -> DriverResult<()>;
+    /// The driver's, the library's.
+    fn run(&self, stream: StreamHandle, kernel: Experiment) -> Result<(), Failure>;
 
     /// Copies values to the device. **Waits.**
     ///
@@ -29,6 +30,16 @@ pub trait Compute {
     ///
     /// The driver's.
     fn upload(&self, stream: StreamHandle, to: Address, values: &[f32]) -> DriverResult<()>;
+
+    /// Lends a library for products memory that is its own from now on. Asked once, before the first product.
+    ///
+    /// # Errors
+    ///
+    /// The library's.
+    fn lend_workspace(&mut self, stream: StreamHandle, memory: impl Memory + Send + 'static) -> Result<(), Failure>;
+
+    /// How many bytes [`lend_workspace`](Self::lend_workspace) wants; 0 for no library.
+    fn workspace(&self) -> u64;
 }
 
 /// The simulated device: a kernel is a function on the host that runs when its stream gets there.
@@ -42,15 +53,23 @@ impl Compute for Simulated {
         &self.0
     }
 
-    fn run(&self, stream: StreamHandle, kernel: Experiment) -> DriverResult<()> {
+    fn run(&self, stream: StreamHandle, kernel: Experiment) -> Result<(), Failure> {
         let device = Arc::clone(&self.0);
-        self.0.launch_repeatable_host_function(stream, Arc::new(move || simulate(&device, kernel)))
+        Ok(self.0.launch_repeatable_host_function(stream, Arc::new(move || simulate(&device, kernel)))?)
     }
 
     fn upload(&self, stream: StreamHandle, to: Address, values: &[f32]) -> DriverResult<()> {
         self.0.stream_synchronize(stream)?;
         store(&self.0, to, values);
         Ok(())
+    }
+
+    fn lend_workspace(&mut self, _stream: StreamHandle, _memory: impl Memory + Send + 'static) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn workspace(&self) -> u64 {
+        0
     }
 }
 
@@ -101,11 +120,12 @@ fn simulate(device: &SimDevice, kernel: Experiment) {
     }
 }
 
-/// A GPU, with the kernels compiled for it.
+/// A GPU, with the kernels compiled for it, and cuBLAS for the products.
 #[derive(Debug)]
 pub struct Gpu {
     device: Arc<CudaDevice>,
     kernels: Experiments,
+    blas: Option<Blas>,
 }
 
 impl Gpu {
@@ -117,7 +137,7 @@ impl Gpu {
     pub fn open(ordinal: u32) -> Result<Self, Box<dyn Error>> {
         let device = Arc::new(CudaDevice::open(ordinal)?);
         let kernels = Experiments::load(&device)?;
-        Ok(Self { device, kernels })
+        Ok(Self { device, kernels, blas: None })
     }
 }
 
@@ -128,8 +148,13 @@ impl Compute for Gpu {
         &self.device
     }
 
-    fn run(&self, stream: StreamHandle, kernel: Experiment) -> DriverResult<()> {
-        self.kernels.launch(&self.device, stream, kernel)
+    fn run(&self, stream: StreamHandle, kernel: Experiment) -> Result<(), Failure> {
+        let (Experiment::Matmul { out, a, b, rows, inner, cols, a_transposed, b_transposed }, Some(blas)) =
+            (kernel, &self.blas)
+        else {
+            return Ok(self.kernels.launch(&self.device, stream, kernel)?);
+        };
+        Ok(blas.multiply(&Product { out, a, b, rows, inner, cols, a_transposed, b_transposed })?)
     }
 
     fn upload(&self, stream: StreamHandle, to: Address, values: &[f32]) -> DriverResult<()> {
@@ -138,6 +163,15 @@ impl Compute for Gpu {
         pinned.write(values.iter().map(|v| v.to_bits()));
         self.device.copy_async(stream, to, pinned.address(), bytes as u64)?;
         self.device.stream_synchronize(stream)
+    }
+
+    fn lend_workspace(&mut self, stream: StreamHandle, memory: impl Memory + Send + 'static) -> Result<(), Failure> {
+        self.blas = Some(Blas::new(&self.device, stream, memory)?);
+        Ok(())
+    }
+
+    fn workspace(&self) -> u64 {
+        32 << 20
     }
 }
 

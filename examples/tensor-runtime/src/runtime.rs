@@ -71,9 +71,14 @@ impl<C: Compute> Runtime<C> {
     /// # Errors
     ///
     /// The configuration's, the driver's.
-    pub fn new(compute: C, config: Config) -> Result<Self, Failure> {
+    pub fn new(mut compute: C, config: Config) -> Result<Self, Failure> {
         let allocator = Allocator::new(compute.device().clone(), config)?;
         let stream = allocator.register_stream(compute.device().stream_create(StreamKind::NonBlocking)?);
+        if compute.workspace() > 0 {
+            // A library would allocate for itself, inside a capture, too: it gets a block of ours before the first one.
+            let workspace = allocator.alloc(compute.workspace(), &stream)?;
+            compute.lend_workspace(stream.handle(), workspace)?;
+        }
         Ok(Self { captures: Captures::new(&allocator), compute, allocator, stream })
     }
 
@@ -113,7 +118,7 @@ impl<C: Compute> Runtime<C> {
     ///
     /// The driver's.
     pub fn run(&self, kernel: Experiment) -> Result<(), Failure> {
-        Ok(self.compute.run(self.stream.handle(), kernel)?)
+        self.compute.run(self.stream.handle(), kernel)
     }
 
     /// a b, or of the transposes.
