@@ -91,9 +91,14 @@ def churn(times=20, stream=None):
 
 
 def captured(function, pool=None, **options):
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, **options):
-        out = function()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, pool=pool, **options):
+            out = function()
+    except BaseException:
+        # torch 2.11 leaves the capture's stream current when the end of the capture fails.
+        torch.cuda.set_stream(stream)
+        raise
     return graph, out
 
 
@@ -177,22 +182,21 @@ def three_graphs_in_succession_share_a_pool(a):
 
 @case
 def graphs_that_share_a_pool_take_the_memory_of_the_largest(a):
-    x, handle, graphs = torch.ones(8 * MIB, device="cuda"), torch.cuda.graph_pool_handle(), []
+    x, handle, graphs = torch.ones(8 * MIB, device="cuda"), torch.cuda.graph_pool_handle(), {}
     out = torch.empty((), device="cuda")
-    for n in range(1, 9):
 
-        def step(n=n):
-            y = x[: n * MIB] + 1
-            out.copy_((y * 2).sum())
+    def step(n):
+        y = x[: n * MIB] + 1
+        out.copy_((y * 2).sum())
 
-        graphs.append(captured(step, handle)[0])
+    for n in range(8, 0, -1):
+        graphs[n] = captured(lambda: step(n), handle)[0]
     for n in (8, 1, 5):
-        graphs[n - 1].replay()
+        graphs[n].replay()
         assert out.item() == 4.0 * n * MIB, out.item()
-    largest = captured(step)[0]
-    shared, alone = a.pool_bytes(graphs[0]), a.pool_bytes(largest)
-    sum_of_all = sum(2 * 4 * n * MIB for n in range(1, 9))
-    assert shared < sum_of_all / 2, (shared, alone)
+    largest = captured(lambda: step(8))[0]
+    shared, alone = a.pool_bytes(graphs[8]), a.pool_bytes(largest)
+    assert shared <= alone, (shared, alone)
     return f"{shared >> 20} MiB for eight, {alone >> 20} for the largest alone"
 
 
@@ -985,6 +989,7 @@ def work(options):
         if number < options.start or options.only not in function.__name__:
             continue
         print(json.dumps({"begins": number}), flush=True)
+        torch.cuda.set_stream(torch.cuda.default_stream())
         start, fatal = time.perf_counter(), False
         try:
             note, passed = function(a), True

@@ -54,7 +54,7 @@ def _address(library, name):
 
 def _load(path):
     try:
-        library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(path)
     except OSError as e:
         raise Refused(f"{path} cannot be loaded: {e}") from e
     _address(library, "gpupool_abi_version")
@@ -77,7 +77,7 @@ def _build_shim(torch, library_path, compiler):
     source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.cpp")
     folder = tempfile.mkdtemp(prefix="gpupool-shim-")
     result = os.path.join(folder, "libgpupool_shim.so")
-    command = [compiler, "-shared", "-fPIC", "-O2", "-std=c++17", source, "-o", result]
+    command = [compiler, "-shared", "-fPIC", "-O2", "-std=c++17", "-fvisibility=hidden", "-fvisibility-inlines-hidden", source, "-o", result]
     command += [f"-I{path}" for path in cpp_extension.include_paths()]
     command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
     for path in cpp_extension.library_paths():
@@ -116,7 +116,8 @@ def install(library, settings="", shim=None, compiler=None, device_kind="cuda"):
     if shim is None:
         shim = build_shim(library, compiler)
     try:
-        shim_loaded = ctypes.CDLL(shim, mode=ctypes.RTLD_GLOBAL)
+        # Not global: other libraries would find the shim's copies of C++'s inline functions in place of their own.
+        shim_loaded = ctypes.CDLL(shim)
     except OSError as e:
         raise Refused(f"the shim {shim} cannot be loaded: {e}") from e
     allocator = torch.cuda.memory.CUDAPluggableAllocator(shim, "gpupool_shim_malloc", "gpupool_shim_free")

@@ -7,6 +7,7 @@
 
 #include <c10/util/Exception.h>
 
+#define EXPORTED __attribute__((visibility("default")))  // Nothing else is seen from outside: see gpupool_torch.py.
 struct CUstream_st;
 using Stream = CUstream_st *;          // cudaStream_t
 using PoolId = std::pair<uint64_t, uint64_t>;  // c10::MempoolId_t
@@ -45,7 +46,7 @@ bool claims(void *context, void *stream) noexcept {
 void release(void *context) noexcept { delete static_cast<Filter *>(context); }
 }  // namespace
 
-extern "C" void *gpupool_shim_malloc(size_t size, int device, Stream stream) {
+extern "C" EXPORTED void *gpupool_shim_malloc(size_t size, int device, Stream stream) {
     void *block = gpupool_torch_malloc(size, device, stream);
     if (block == nullptr && size != 0) {
         fail(gpupool_last_status());
@@ -54,12 +55,12 @@ extern "C" void *gpupool_shim_malloc(size_t size, int device, Stream stream) {
 }
 
 // Here because PyTorch looks malloc and free up in one library.
-extern "C" void gpupool_shim_free(void *block, size_t size, int device, Stream stream) {
+extern "C" EXPORTED void gpupool_shim_free(void *block, size_t size, int device, Stream stream) {
     gpupool_torch_free(block, size, device, stream);
 }
 
 // PyTorch's filter dies after the call: the scope keeps a copy.
-extern "C" void gpupool_shim_begin(int device, PoolId pool, Filter filter) {
+extern "C" EXPORTED void gpupool_shim_begin(int device, PoolId pool, Filter filter) {
     Filter *kept = filter ? new Filter(std::move(filter)) : nullptr;
     int status = gpupool_torch_begin_allocate_to_pool(device, {pool.first, pool.second}, kept ? claims : nullptr, kept,
                                                       kept ? release : nullptr);

@@ -185,6 +185,10 @@ pub unsafe extern "C" fn gpupool_torch_base_alloc(ptr: *mut c_void, size: *mut u
 pub unsafe extern "C" fn gpupool_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
     let status = guard(|| {
         let address = Address(ptr as u64);
+        // A tensor of no bytes has no block.
+        if address.is_null() {
+            return Ok(());
+        }
         let owner = all().find(|i| i.block_bytes(address).is_ok());
         let owner = owner.ok_or(gpupool::FreeError::NotLive { address })?;
         // SAFETY: the caller says so.

@@ -45,7 +45,10 @@ fn pytorchs_calls_are_served_on_every_device_and_stream() {
     // SAFETY: a variable of ours.
     assert_eq!(unsafe { gpupool_bench_stream_create(allocators[1], &mut stream) }, Status::Ok);
     assert!(malloc(0, 1, stream).is_null());
+    // SAFETY: streams of a simulated device are looked up.
+    unsafe { gpupool_torch_record_stream(null_mut(), stream) };
     gpupool_torch_free(null_mut(), 0, 1, stream);
+    assert_eq!(gpupool_last_status(), Status::InvalidArgument, "nothing failed since the configuration");
     let blocks =
         [(0, null_mut()), (1, null_mut()), (1, stream)].map(|(device, s)| (malloc(3 << 20, device, s), device, s));
     assert!(blocks.iter().all(|(p, ..)| !p.is_null()));

@@ -4,7 +4,8 @@
 //! believes that it calls the driver. Pointers that are null are left to the driver to refuse.
 #![allow(non_snake_case)]
 
-use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -42,7 +43,12 @@ fn shielded(call: impl FnOnce() -> c_int) -> c_int {
 }
 
 macro_rules! entry_points {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) |$forward:ident| $body:block)*) => {$(
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) |$forward:ident| $body:block)*) => {
+        /// The names of what is served here, with our functions.
+        fn all() -> Vec<(&'static str, *mut c_void)> {
+            vec![$((concat!(stringify!($name), "\0"), $name as *mut c_void)),*]
+        }
+    $(
         $(#[$doc])*
         ///
         /// # Safety
@@ -232,6 +238,36 @@ impl NodeGraphs {
     }
 }
 
+/// Our function in place of the driver's, if we serve that one.
+fn ours(drivers: *mut c_void) -> Option<*mut c_void> {
+    // Addresses as numbers: pointers are not shared between threads.
+    static OURS: OnceLock<HashMap<usize, usize>> = OnceLock::new();
+    let by_drivers = OURS.get_or_init(|| {
+        // SAFETY: a symbol's address, whatever it is the address of.
+        let address = |name: &str| unsafe { real::find::<*mut c_void>(name.as_bytes()) };
+        all().into_iter().filter_map(|(name, ours)| Some((address(name)? as usize, ours as usize))).collect()
+    });
+    by_drivers.get(&(drivers as usize)).map(|&ours| ours as *mut c_void)
+}
+
+/// Puts our function where the driver has put its own.
+///
+/// # Safety
+///
+/// `found` is null or readable and writable once the driver has succeeded.
+unsafe fn looked_up(found: *mut *mut c_void, forward: Forward<'_>) -> c_int {
+    let code = forward();
+    if code == 0 && !found.is_null() {
+        // SAFETY: the driver has just written it.
+        unsafe {
+            if let Some(ours) = ours(found.read_unaligned()) {
+                found.write_unaligned(ours);
+            }
+        }
+    }
+    code
+}
+
 fn with_context(call: impl FnOnce(&Arc<Context>)) {
     if let Some(context) = current() {
         call(&context);
@@ -254,6 +290,20 @@ entry_points! {
                 forward()
             }
         }
+    }
+
+    /// An entry point by its name: what is served here is ours. The driver chooses the version; ours is told by the address of what it chose.
+    fn cuGetProcAddress_v2(
+        name: *const c_char, found: *mut *mut c_void, version: c_int, flags: c_ulonglong, status: *mut c_int
+    ) |forward| {
+        // SAFETY: the driver's contract.
+        unsafe { looked_up(found, forward) }
+    }
+
+    /// As `cuGetProcAddress_v2`, before CUDA 12.
+    fn cuGetProcAddress(name: *const c_char, found: *mut *mut c_void, version: c_int, flags: c_ulonglong) |forward| {
+        // SAFETY: the driver's contract.
+        unsafe { looked_up(found, forward) }
     }
 
     /// Memory in the order of a stream.

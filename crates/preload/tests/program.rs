@@ -103,6 +103,7 @@ fn allocations_are_served_and_everything_else_reaches_the_driver() {
     assert_eq!(with[2], "graph 100 2 2 0", "no allocation reached the capture");
     assert_eq!(with[3], "foreign 1 1 forwarded 1");
     assert_eq!(with[4], "streams 1");
+    assert_eq!(with[6], "looked up 0", "a function that is looked up through the driver is ours, too");
     let own: Vec<i32> = with[5].split([' ', ',']).filter_map(|word| word.parse().ok()).collect();
     assert!((2..=4).contains(&own[0]) && own[1..] == [0, 0], "all is given back when a context ends: {with:?}");
 }
@@ -115,7 +116,7 @@ fn what_the_environment_says_counts() {
     let text = String::from_utf8_lossy(&logged.stderr).into_owned();
     assert!(
         text.contains("serving device 0 (made-up GPU)")
-            && text.contains("3051 requests served")
+            && text.contains("3052 requests served")
             && text.contains("a context of the program's"),
         "{text}"
     );

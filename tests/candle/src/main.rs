@@ -1,6 +1,6 @@
 //! candle from crates.io, unmodified: an eager training loop, and inference steps captured as graphs and launched again and again.
 //!
-//! `candle-under-gpupool [LAUNCHES]`. What it prints depends on who serves the memory: `compare` in this folder runs it with the driver
+//! `example-candle [LAUNCHES]`. What it prints depends on who serves the memory: `compare` in this folder runs it with the driver
 //! alone and with gpupool in front of it.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! CubeCL from crates.io, unmodified: kernels on buffers of many sizes. What it prints is the same whoever serves the memory.
 //!
-//! `cubecl-under-gpupool [STEPS]`; with gpupool in front, the folder that holds it as `libcuda.so` comes first on LD_LIBRARY_PATH.
+//! `example-cubecl [STEPS]`; with gpupool in front, the folder that holds it as `libcuda.so` comes first on LD_LIBRARY_PATH.
 
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::*;

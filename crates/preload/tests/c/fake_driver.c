@@ -1,5 +1,7 @@
 /* A driver with no GPU behind it, for tests of what stands in front: every entry point that gpupool looks up exists, memory is address
  * space that nobody touches, work completes as it is submitted, captures and graphs are numbers. `fake_calls` tells what reached it. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -109,6 +111,13 @@ R cuGraphDestroy(void *g) { (void)g; called(__func__); return OK; }
 R cuGraphClone(void **c, void *g) { (void)g; called(__func__); *c = (void *)(handles += 16); return OK; }
 R cuGraphAddChildGraphNode(void **n, void *g, const void *d, size_t c, void *h) { (void)g; (void)d; (void)c; (void)h; called(__func__); *n = (void *)(handles += 16); return OK; }
 R cuGraphExecUpdate_v2(void *x, void *g, void *r) { (void)x; (void)g; (void)r; called(__func__); return OK; }
+
+R cuGetProcAddress_v2(const char *name, void **f, int v, unsigned long long flags, int *st) {
+    (void)v; (void)flags;
+    *f = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
+    if (st) *st = *f ? 0 : 1;
+    return *f ? OK : 500;
+}
 
 #define MISSING(name) R name(void) { return NOT_SUPPORTED; }
 MISSING(cuMemHostAlloc) MISSING(cuMemFreeHost) MISSING(cuMemHostGetDevicePointer_v2) MISSING(cuMemAddressReserve)

@@ -13,7 +13,7 @@ int cuStreamDestroy_v2(void *); int cuStreamBeginCapture_v2(void *, int); int cu
 int cuGraphInstantiateWithFlags(void **, void *, unsigned long long); int cuGraphLaunch(void *, void *);
 int cuGraphExecDestroy(void *); int cuGraphDestroy(void *); int cuGraphClone(void **, void *);
 int cuGraphAddChildGraphNode(void **, void *, const void *, size_t, void *); int cuGraphExecUpdate_v2(void *, void *, void *);
-int cuCtxCreate_v2(void **, unsigned, int); int cuCtxDestroy_v2(void *); int cuMemPoolGetAttribute(void *, int, void *); int cuDeviceGetDefaultMemPool(void **, int);
+int cuGetProcAddress_v2(const char *, void **, int, unsigned long long, int *); int cuCtxCreate_v2(void **, unsigned, int); int cuCtxDestroy_v2(void *); int cuMemPoolGetAttribute(void *, int, void *); int cuDeviceGetDefaultMemPool(void **, int);
 long fake_calls(const char *);
 
 #define CHECK(c) do { if (!(c)) { fprintf(stderr, "line %d: %s\n", __LINE__, #c); exit(1); } } while (0)
@@ -66,6 +66,13 @@ int main(int argc, char **argv) {
     OK(cuStreamDestroy_v2(third)); OK(cuCtxDestroy_v2(mine));
     taken = fake_calls("cuMemAlloc_v2") - taken; given = fake_calls("cuMemFree_v2") - given;
     printf("own context: taken %ld, kept %ld, async %ld\n", taken, taken - given, fake_calls("cuMemAllocAsync"));
+    /* Entry points that are looked up through the driver itself. */
+    int (*looked_up)(uint64_t *, size_t, void *), (*init)(unsigned);
+    OK(cuGetProcAddress_v2("cuMemAllocAsync", (void **)&looked_up, 13000, 0, NULL));
+    OK(cuGetProcAddress_v2("cuInit", (void **)&init, 13000, 0, NULL));
+    CHECK(cuGetProcAddress_v2("cuNothing", (void **)&graph, 13000, 0, NULL) == 500);
+    OK(init(0)); OK(looked_up(&a, 5000, stream)); OK(cuMemFreeAsync(a, stream));
+    printf("looked up %ld\n", fake_calls("cuMemAllocAsync"));
     if (argc > 1) {
         /* Ask for a snapshot, and go on once it is there. */
         FILE *file = NULL;
