@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use gpupool_device::{
     Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverResult, EventHandle,
-    MemoryHandle, MemoryInfo, StreamHandle,
+    HostMemory, MemoryHandle, MemoryInfo, StreamHandle,
 };
 use gpupool_sim_device::SimDevice;
 
@@ -229,6 +229,18 @@ impl Device for Watched {
         self.sim.unmap(address, bytes)?;
         book.leaves("an unmap", address.0, bytes);
         Ok(())
+    }
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        self.sim.host_alloc(bytes)
+    }
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        self.sim.host_free(memory)
+    }
+    fn copy_to_host(&self, dst: HostMemory, offset: u64, src: Address, bytes: u64) -> DriverResult<()> {
+        self.sim.copy_to_host(dst, offset, src, bytes)
+    }
+    fn copy_from_host(&self, dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
+        self.sim.copy_from_host(dst, src, offset, bytes)
     }
     fn event_create(&self) -> DriverResult<EventHandle> {
         self.sim.event_create()

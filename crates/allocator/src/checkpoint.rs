@@ -84,6 +84,7 @@ impl<D: Device> Inner<D> {
             return Err(AllocError::PoolInCapture { pool: id });
         }
         let pool = self.pools.get(id)?;
+        pool.arena.ready(Some(self), &[])?;
         if self.pools.use_count(id)? <= 0 {
             return Err(PoolError::Released { pool: id }.into());
         }

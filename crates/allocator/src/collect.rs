@@ -36,6 +36,7 @@ impl ArenaState {
                 Backing::Handle(_) => BackingKind::Handle,
                 Backing::Pages => BackingKind::Pages,
                 Backing::Provider(_) => BackingKind::Provider,
+                Backing::Away => BackingKind::Away,
             },
             handles: Vec::new(),
             blocks: self.block_states(s.first, s.memory.base, None),
@@ -56,7 +57,12 @@ impl ArenaState {
             handles: table.within(start, end).map(|(_, p)| p.handle.bytes).collect(),
             blocks: self.block_states(s.first, s.memory.base, Some((start, end))),
         };
-        table.mapped_runs().into_iter().map(state).collect()
+        let away = s.away.iter().map(|a| SegmentState {
+            backing: BackingKind::Away,
+            handles: Vec::new(),
+            ..state((a.offset, a.end(), a.ordinal))
+        });
+        table.mapped_runs().into_iter().map(state).chain(away).collect()
     }
 
     /// The blocks of a segment, or those in a range of it.
@@ -154,7 +160,22 @@ impl<D: Device> Inner<D> {
             .into_iter()
             .map(|(pool, use_count, captured)| {
                 let PoolStats { allocated_bytes, reserved_bytes } = pool.stats();
-                PoolState { id: pool.id, use_count, captured, allocated_bytes, reserved_bytes }
+                let lent_bytes = pool.arena.look_at_loans(&[]).1;
+                let (away_bytes, tag) = (pool.arena.lock().away_bytes(), pool.arena.idle.options.lock().tag.clone());
+                let (residency, host_bytes) = (pool.arena.idle.residency(), pool.arena.idle.host_bytes());
+                let id = pool.id;
+                PoolState {
+                    id,
+                    use_count,
+                    captured,
+                    allocated_bytes,
+                    reserved_bytes,
+                    residency,
+                    tag,
+                    away_bytes,
+                    host_bytes,
+                    lent_bytes,
+                }
             })
             .collect();
         let streams = self.shared.context.streams.lock().clone();

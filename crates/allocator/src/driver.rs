@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use gpupool_device::{
-    Address, CaptureStatus, Device, DriverResult, EventHandle, MemoryHandle, MemoryInfo, StreamHandle, code,
-    with_relaxed_capture,
+    Address, CaptureStatus, Device, DriverResult, EventHandle, HostMemory, MemoryHandle, MemoryInfo, StreamHandle,
+    code, with_relaxed_capture,
 };
 
 use crate::captures::CaptureRegistry;
@@ -97,6 +97,22 @@ impl<D: Device> Driver<D> {
     pub(crate) fn unmap(&self, address: Address, bytes: u64) -> DriverResult<()> {
         assert_unlocked();
         self.device.unmap(address, bytes)
+    }
+
+    pub(crate) fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        self.relaxed(|d| d.host_alloc(bytes))
+    }
+
+    pub(crate) fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        self.relaxed(|d| d.host_free(memory))
+    }
+
+    pub(crate) fn copy_to_host(&self, dst: HostMemory, offset: u64, src: Address, bytes: u64) -> DriverResult<()> {
+        self.relaxed(|d| d.copy_to_host(dst, offset, src, bytes))
+    }
+
+    pub(crate) fn copy_from_host(&self, dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
+        self.relaxed(|d| d.copy_from_host(dst, src, offset, bytes))
     }
 
     /// An event to record: from the cache, else a new one.

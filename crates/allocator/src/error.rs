@@ -3,6 +3,7 @@
 use gpupool_device::{Address, CaptureId, DriverError};
 
 use crate::config::ConfigError;
+use crate::idle::Residency;
 use crate::ids::{PoolId, StreamId};
 use crate::oom::OutOfMemory;
 
@@ -142,6 +143,50 @@ pub enum PoolError {
         /// The block.
         address: Address,
     },
+    /// The pool's memory is away.
+    #[error("pool {pool} is {residency}: {}", what_brings_back(*residency))]
+    Away {
+        /// The pool.
+        pool: PoolId,
+        /// Where its memory is.
+        residency: Residency,
+    },
+    /// Runs of the pool are on loan.
+    #[error("{loans} runs of pool {pool} ({bytes} bytes) are on loan: free those blocks first, or set `OnLoan::Wait`")]
+    LoansOut {
+        /// The pool.
+        pool: PoolId,
+        /// How many, of those that matter.
+        loans: usize,
+        /// Their bytes.
+        bytes: u64,
+    },
+    /// The pool is in use, so its memory cannot go away now.
+    #[error("the memory of pool {pool} cannot go away now: {why}")]
+    Busy {
+        /// The pool.
+        pool: PoolId,
+        /// By what.
+        why: &'static str,
+    },
+    /// The pool's memory cannot go away and leave its addresses.
+    #[error("the memory of pool {pool} cannot go away: {why}")]
+    CannotMove {
+        /// The pool.
+        pool: PoolId,
+        /// What it is.
+        why: &'static str,
+    },
+    /// There is not enough memory to bring a pool's back; nothing of it is mapped.
+    #[error(
+        "pool {pool} needs {bytes} bytes to come back, and there are not so many: free memory, park other pools, or raise the limit"
+    )]
+    NoMemory {
+        /// The pool.
+        pool: PoolId,
+        /// What is away of it.
+        bytes: u64,
+    },
     /// A checkpoint does not fit the pool any more.
     #[error("the checkpoint does not fit pool {pool}: {why}")]
     CheckpointMismatch {
@@ -150,6 +195,13 @@ pub enum PoolError {
         /// What differs.
         why: &'static str,
     },
+}
+
+fn what_brings_back(residency: Residency) -> &'static str {
+    match residency {
+        Residency::Suspended => "resume it first",
+        _ => "wake it first, or set `OnUse::Wake`",
+    }
 }
 
 /// A free was refused; nothing has changed.

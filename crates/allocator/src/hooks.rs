@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use crate::idle::PoolKeeper;
 use crate::oom::OutOfMemory;
 use crate::sync::{Mutex, Rank, assert_unlocked};
 
@@ -32,6 +33,7 @@ struct Lists {
     /// Highest priority first; among equals, first come first.
     reclaimers: Vec<(HookId, i32, Arc<Reclaimer>)>,
     janitors: Vec<(HookId, Arc<Janitor>)>,
+    keeper: Option<Arc<dyn PoolKeeper>>,
 }
 
 impl Lists {
@@ -98,6 +100,17 @@ impl Hooks {
         let id = lists.id();
         lists.janitors.push((id, janitor));
         id
+    }
+
+    pub(crate) fn set_keeper(&self, keeper: Arc<dyn PoolKeeper>) {
+        // What was there is dropped after the lock is given back: it is user code.
+        let before = self.lists.lock().keeper.replace(keeper);
+        drop(before);
+    }
+
+    pub(crate) fn keeper(&self) -> Option<Arc<dyn PoolKeeper>> {
+        assert_unlocked();
+        self.lists.lock().keeper.clone()
     }
 
     /// Calls every janitor; whether any gave something up.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use gpupool_device::Device;
 
 use crate::error::AllocError;
+use crate::idle::Residency;
 use crate::inner::{Inner, Request, Served};
 use crate::pages::Haste;
 
@@ -44,6 +45,10 @@ pub(crate) enum Step {
     Assemble(Haste),
     /// Blocks of pools that serve others when memory is short.
     OverflowPools,
+    /// A free run of an idle pool that lends.
+    Borrow { short: bool },
+    /// Park idle pools that allow it.
+    ParkIdle { wait: bool },
     /// Give idle segments back.
     ReleaseIdle { wait: bool },
     /// Wait for recorded uses of freed blocks.
@@ -87,6 +92,12 @@ impl<D: Device> Inner<D> {
     /// claim success for ever, are asked once.
     pub(crate) fn climb(&self, request: &Request<D>) -> Result<Served<D>, AllocError> {
         let ladder = self.shared.rules.ladder;
+        if request.arena.idle.residency() != Residency::Resident {
+            request.arena.ready(Some(self), &[])?;
+            if let Some(served) = self.search(request) {
+                return Ok(served);
+            }
+        }
         let mut reclaimed = false;
         let mut at = 0;
         while let Some(rung) = ladder.get(at) {
@@ -132,6 +143,8 @@ impl<D: Device> Inner<D> {
             Step::Grow { retry } => self.grow(request, retry)?,
             Step::GrowToFit => self.grow_to_fit(request)?,
             Step::OverflowPools => self.take_from_overflow(request).map_or(Outcome::Nothing, Outcome::Served),
+            Step::Borrow { short } => self.borrow(request, short).map_or(Outcome::Nothing, Outcome::Served),
+            Step::ParkIdle { wait } => progress(self.park_idle(&request.arena, wait) > 0),
             Step::ReleaseIdle { wait } => progress(self.release_idle(Some(request), wait)? > 0),
             Step::WaitForPending => progress(self.wait_for_pending(request)?),
             Step::OversizeThenGrow => match self.release_oversize(request)? {

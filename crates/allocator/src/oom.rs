@@ -10,7 +10,7 @@ use crate::error::AllocError;
 use crate::history::{Action, What};
 use crate::ids::{Part, PoolId, StreamId};
 use crate::inner::{Inner, Request};
-use crate::state::{BlockStatus, SegmentState, State};
+use crate::state::{BackingKind, BlockStatus, SegmentState, State};
 use crate::totals::Limit;
 
 /// How many pinning blocks are listed.
@@ -58,6 +58,12 @@ pub struct OutOfMemory {
     pub inactive_split: u64,
     /// The segment whose live blocks stand most cheaply in the way.
     pub pinned: Option<PinnedSegment>,
+    /// In pools that are parked or suspended: addresses with no memory behind them, in none of the figures above.
+    pub away: u64,
+    /// Out on loan from idle pools of graphs; part of `live`.
+    pub lent: u64,
+    /// Free in pools of graphs that may go away between runs, and would if the pools' options allowed it.
+    pub parkable: u64,
     /// What would help, each with the bytes it would bring; only what applies.
     pub advice: Vec<Advice>,
 }
@@ -114,6 +120,11 @@ pub enum Advice {
         /// Their free bytes.
         free: u64,
     },
+    /// Pools of graphs keep memory that nobody uses between runs.
+    ParkPools {
+        /// Their free bytes.
+        free: u64,
+    },
     /// Enough is free, but in pieces.
     Fragmented {
         /// Free bytes of this stream in this pool.
@@ -149,6 +160,11 @@ impl fmt::Display for Advice {
             Self::ReleasePools { free } => {
                 write!(f, "{} is free in private pools that are held: drop their graphs, or share pools", Size(*free))
             }
+            Self::ParkPools { free } => write!(
+                f,
+                "{} is free in pools of graphs: let them be parked when memory is short, or lend (IdleOptions)",
+                Size(*free)
+            ),
             Self::Fragmented { free, largest_run } => write!(
                 f,
                 "{} is free for this stream, but the longest run is {}: drop the blocks that pin it, allocate long-lived blocks first, \
@@ -234,6 +250,15 @@ impl fmt::Display for OutOfMemory {
             Size(self.largest_free_run),
             Size(self.inactive_split)
         )?;
+        if self.away + self.lent + self.parkable > 0 {
+            writeln!(
+                f,
+                "  idle pools:          {} away (parked or suspended), {} lent, {} more could go",
+                Size(self.away),
+                Size(self.lent),
+                Size(self.parkable)
+            )?;
+        }
         for free in self.free.iter().take(6) {
             writeln!(
                 f,
@@ -265,6 +290,11 @@ impl fmt::Display for OutOfMemory {
 }
 
 impl OutOfMemory {
+    fn advise(&mut self, state: &State) {
+        let held: Vec<PoolId> = state.pools.iter().filter(|p| p.use_count > 0).map(|p| p.id).collect();
+        self.advice = advice(self, &held);
+    }
+
     /// The figures in PyTorch's words, for those who grep for them. The advice at its end is ours.
     #[must_use]
     pub fn pytorch_message(&self) -> String {
@@ -353,6 +383,9 @@ fn advice(report: &OutOfMemory, held: &[PoolId]) -> Vec<Advice> {
     if pools > 0 && pools.saturating_add(room) >= report.segment_size {
         out.push(Advice::ReleasePools { free: pools });
     }
+    if report.parkable > 0 && report.parkable.saturating_add(room) >= report.segment_size {
+        out.push(Advice::ParkPools { free: report.parkable });
+    }
     let foreign = report.driver.total.saturating_sub(report.driver.free).saturating_sub(report.reserved);
     if report.driver_error.is_none() && foreign > report.driver.total / 4 {
         out.push(Advice::OtherUsers { bytes: foreign });
@@ -373,8 +406,14 @@ impl<D: Device> Inner<D> {
             let what = What { action: Action::OutOfMemory, address, requested, size, stream, pool, part };
             self.shared.history.note(what, Some(caller));
         }
-        let state = self.state();
-        let report = report(request, self.least_growth(request), driver.map_err(|e| (e, total)), &state);
+        let mut state = self.state();
+        let away = |s: &SegmentState| s.backing == BackingKind::Away;
+        let away_bytes = state.segments.iter().filter(|s| away(s)).map(|s| s.size).sum();
+        state.segments.retain(|s| !away(s));
+        let (parkable, lent) = self.idle_bytes();
+        let mut report = report(request, self.least_growth(request), driver.map_err(|e| (e, total)), &state);
+        (report.away, report.parkable, report.lent) = (away_bytes, parkable, lent);
+        report.advise(&state);
         self.hooks.out_of_memory(&report);
         AllocError::OutOfMemory(Box::new(report))
     }
@@ -393,7 +432,7 @@ fn report<D: Device>(
     let stats = &state.stats;
     let live = stats.allocated_bytes.all.current.max(0) as u64;
     let (pool, stream) = (request.pool_id(), request.core.id);
-    let mut out = OutOfMemory {
+    OutOfMemory {
         device: state.device,
         requested: request.requested,
         rounded: request.size,
@@ -418,9 +457,9 @@ fn report<D: Device>(
         largest_free_run: state.segments.iter().map(SegmentState::largest_free_run).max().unwrap_or(0),
         inactive_split: stats.inactive_split_bytes.all.current.max(0) as u64,
         pinned: cheapest_pinned(&state.segments, request.size, pool, stream),
+        away: 0,
+        lent: 0,
+        parkable: 0,
         advice: Vec::new(),
-    };
-    let held: Vec<PoolId> = state.pools.iter().filter(|p| p.use_count > 0).map(|p| p.id).collect();
-    out.advice = advice(&out, &held);
-    out
+    }
 }

@@ -66,6 +66,8 @@ pub(crate) struct PoolTableState<D: Device> {
     /// Ids, not pools: they may be set before the pool exists, and survive it, as in PyTorch.
     pub(crate) no_split: BTreeSet<PoolId>,
     pub(crate) use_on_oom: BTreeSet<PoolId>,
+    /// Pools that lend.
+    pub(crate) lending: BTreeSet<PoolId>,
     /// Pools that were forgotten: their ids are not used again (but under policies that take any id).
     pub(crate) gone: PoolIdSet,
 }
@@ -76,6 +78,7 @@ impl<D: Device> PoolTable<D> {
             pools: BTreeMap::new(),
             no_split: BTreeSet::new(),
             use_on_oom: BTreeSet::new(),
+            lending: BTreeSet::new(),
             gone: PoolIdSet::default(),
         };
         Self { state: Mutex::new(Rank::Pool, state) }
@@ -145,6 +148,22 @@ impl<D: Device> PoolTable<D> {
     /// All pools.
     pub(crate) fn all(&self) -> Vec<Arc<Pool<D>>> {
         self.lock().pools.values().map(|e| Arc::clone(&e.pool)).collect()
+    }
+
+    /// From now on a pool lends, or does not.
+    pub(crate) fn set_lending(&self, id: PoolId, lends: bool) {
+        let mut table = self.lock();
+        if lends && table.pools.contains_key(&id) {
+            table.lending.insert(id);
+        } else {
+            table.lending.remove(&id);
+        }
+    }
+
+    /// Pools that lend.
+    pub(crate) fn lending(&self) -> Vec<Arc<Pool<D>>> {
+        let table = self.lock();
+        table.lending.iter().filter_map(|id| table.pools.get(id)).map(|e| Arc::clone(&e.pool)).collect()
     }
 
     /// Pools in use that no capture was ever routed to: their idle segments may go when memory is short.

@@ -274,6 +274,7 @@ impl<D: Device> Inner<D> {
         }
         if out.released_bytes == 0 {
             for pool in self.pools.freeable() {
+                self.dissolve(&pool);
                 self.join_eager(&pool, wait)?;
                 let idle = pool.arena.idle_segments(|lane| lane.slot == pool.slot);
                 let may = || self.pools.is_freeable(pool.id);
@@ -386,6 +387,7 @@ impl<D: Device> Inner<D> {
     }
 
     fn release_pool_segments(&self, pool: &Pool<D>, patience: Patience, out: &mut Trimmed) -> Result<(), AllocError> {
+        self.dissolve(pool);
         self.join_eager(pool, patience == Patience::Everything)?;
         for part in Part::ALL {
             let idle = pool.arena.idle_of_part(pool.slot, part);

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use gpupool_device::{Address, Call, Device, DriverError, DriverResult, MemoryHandle, StreamHandle, code};
+use gpupool_device::{Address, Call, Device, DriverError, DriverResult, HostMemory, MemoryHandle, StreamHandle, code};
 
 use crate::arena::{Backing, Memory};
 use crate::captures::CaptureRegistry;
@@ -48,6 +48,7 @@ struct Stranded {
     mapping: Option<(Address, u64)>,
     handle: Option<MemoryHandle>,
     plain: Option<Address>,
+    host: Option<HostMemory>,
     /// Counted as reserved until the handle is released.
     counted: Option<(u64, Part, PoolId)>,
     /// A piece of a segment, and not a segment.
@@ -207,6 +208,13 @@ impl<D: Device> Shared<D> {
             Backing::Plain => self.driver.mem_free(memory.base)?,
             // Piece by piece, elsewhere.
             Backing::Pages => return Ok(()),
+            Backing::Away => {
+                if self.driver.address_free(memory.base, memory.bytes).is_err() {
+                    let range = Some((memory.base, memory.bytes));
+                    self.strand(Stranded { range, ..Stranded::default() });
+                }
+                return Ok(());
+            }
             Backing::Provider(provider) => {
                 crate::sync::assert_unlocked();
                 provider.release(memory.base, memory.bytes);
@@ -241,8 +249,8 @@ impl<D: Device> Shared<D> {
                     let range = Some((memory.base, memory.bytes));
                     Stranded { range, mapped: true, handle: Some(handle), counted, ..Stranded::default() }
                 }
-                // A provider takes everything; pages go back piece by piece.
-                Backing::Provider(_) | Backing::Pages => Stranded::default(),
+                // A provider takes everything, pages go back piece by piece, and what is away has no memory.
+                Backing::Provider(_) | Backing::Pages | Backing::Away => Stranded::default(),
             });
         }
     }
@@ -287,6 +295,29 @@ impl<D: Device> Shared<D> {
             self.strand(Stranded { handle: Some(handle), counted, page: true, ..Stranded::default() });
         }
         released
+    }
+
+    /// As [`release_handle`](Self::release_handle), for the one handle of a segment.
+    pub(crate) fn release_segment_handle(&self, handle: MemoryHandle, bytes: u64, part: Part, pool: PoolId) {
+        if self.driver.handle_release(handle).is_ok() {
+            self.totals.released(bytes, part, pool);
+        } else {
+            let counted = Some((bytes, part, pool));
+            self.strand(Stranded { handle: Some(handle), counted, ..Stranded::default() });
+        }
+    }
+
+    /// A mapping of a handle that is counted nowhere could not be undone: it is tried again, and then the handle released.
+    pub(crate) fn strand_mapping(&self, address: Address, bytes: u64, handle: MemoryHandle) {
+        let mapping = Some((address, bytes));
+        self.strand(Stranded { mapping, handle: Some(handle), page: true, ..Stranded::default() });
+    }
+
+    /// Gives pinned memory back. What the driver does not take is tried again later.
+    pub(crate) fn free_host(&self, memory: HostMemory) {
+        if self.driver.host_free(memory).is_err() {
+            self.strand(Stranded { host: Some(memory), ..Stranded::default() });
+        }
     }
 
     /// Releases a handle that was never entered, and is counted nowhere.
@@ -388,7 +419,13 @@ impl<D: Device> Shared<D> {
                     self.totals.lock().pages.address_bytes -= bytes;
                 }
             }
-            if piece.handle.is_some() || piece.range.is_some() || piece.plain.is_some() {
+            if let Some(host) = piece.host
+                && self.driver.host_free(host).is_ok()
+            {
+                piece.host = None;
+            }
+            let left = piece.handle.is_some() || piece.range.is_some() || piece.plain.is_some();
+            if left || piece.host.is_some() {
                 self.strand(piece);
             }
         }

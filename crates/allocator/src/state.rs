@@ -5,6 +5,7 @@ use gpupool_device::{Address, StreamHandle};
 use crate::config::Policy;
 use crate::counters::StatArray;
 use crate::history::HistoryState;
+use crate::idle::Residency;
 use crate::ids::{Part, PoolId, StreamId};
 use crate::stats::Stats;
 use crate::totals::Limit;
@@ -107,6 +108,9 @@ pub enum BackingKind {
     Pages,
     /// The pool's own provider.
     Provider,
+    /// Nothing: the addresses are reserved and their memory is away, with a pool that is parked or suspended. It is not among the reserved
+    /// bytes.
+    Away,
 }
 
 /// A block.
@@ -156,6 +160,16 @@ pub struct PoolState {
     pub allocated_bytes: StatArray,
     /// Bytes in segments.
     pub reserved_bytes: StatArray,
+    /// Where its memory is.
+    pub residency: Residency,
+    /// What it is named by for suspensions, and what pools that exclude each other share.
+    pub tag: Option<String>,
+    /// Bytes of its segments with no memory behind them, because it is parked or suspended.
+    pub away_bytes: u64,
+    /// Bytes of host memory that its contents are in meanwhile.
+    pub host_bytes: u64,
+    /// Bytes of it that are out on loan.
+    pub lent_bytes: u64,
 }
 
 /// A stream's registration.

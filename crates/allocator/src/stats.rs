@@ -9,7 +9,7 @@ use crate::arena::Arena;
 use crate::counters::{ArenaCounters, Stat, StatArray};
 use crate::ids::PoolId;
 use crate::inner::Inner;
-use crate::totals::PageStats;
+use crate::totals::{IdleStats, PageStats};
 
 /// What PyTorch calls `memory_stats`, and more. Bytes, or counts.
 ///
@@ -62,6 +62,8 @@ pub struct Stats {
     pub binned_bytes: i64,
     /// What moving pages took.
     pub pages: PageStats,
+    /// What idle pools did.
+    pub idle: IdleStats,
     /// Moves whenever an address goes back to the driver: graphs captured over foreign memory must then be checked again.
     pub released_generation: u64,
 }
@@ -197,6 +199,7 @@ impl<D: Device> Inner<D> {
         out.num_device_free = totals.device_frees;
         out.private_pools = totals.pools.clone();
         out.pages = totals.pages;
+        out.idle = totals.idle;
         out.released_generation = totals.released_generation;
         out
     }

@@ -419,6 +419,12 @@ impl<D: Device> WorkMark<D> {
         self.core.id
     }
 
+    /// The registration of its stream: the allocator's number, and the stream's id there.
+    #[must_use]
+    pub fn registration(&self) -> (u64, StreamId) {
+        (self.core.allocator, self.core.id)
+    }
+
     /// Whether it is on this very stream.
     #[must_use]
     pub fn is_on(&self, stream: &Stream<D>) -> bool {

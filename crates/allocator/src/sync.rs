@@ -268,6 +268,35 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
+/// A turn at something that takes driver calls: held around them, and so no lock of the order above. Taken while no lock is held.
+#[derive(Debug)]
+pub(crate) struct Turn(Inner<()>);
+
+/// Gives the turn back when dropped.
+pub(crate) struct TurnGuard<'a>(#[allow(dead_code, reason = "held for its drop")] InnerGuard<'a, ()>);
+
+impl Turn {
+    pub(crate) fn new() -> Self {
+        Self(Inner::new(()))
+    }
+
+    /// **Waits** for whoever has it.
+    pub(crate) fn take(&self) -> TurnGuard<'_> {
+        assert_unlocked();
+        TurnGuard(locked(&self.0))
+    }
+
+    /// `None` if somebody has it.
+    pub(crate) fn try_take(&self) -> Option<TurnGuard<'_>> {
+        assert_unlocked();
+        #[cfg(not(gpupool_shuttle))]
+        let guard = self.0.try_lock();
+        #[cfg(gpupool_shuttle)]
+        let guard = self.0.try_lock().ok();
+        guard.map(TurnGuard)
+    }
+}
+
 /// Called before every driver call and callback: in debug builds, panics if a lock is held.
 #[inline]
 pub(crate) fn assert_unlocked() {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::config::LimitSource;
 use crate::counters::{Stat, StatArray};
+use crate::idle::Residency;
 use crate::ids::{Part, PoolId};
 use crate::sync::{Guard, Mutex, Rank};
 use crate::units::to_units;
@@ -44,6 +45,53 @@ pub struct PageStats {
     pub address_bytes: u64,
 }
 
+/// What idle pools did. Cumulative.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct IdleStats {
+    /// How often a pool was parked.
+    pub parks: u64,
+    /// How often one was woken.
+    pub wakes: u64,
+    /// How often one, or a stream's part of the default pool, was suspended.
+    pub suspensions: u64,
+    /// How often one was resumed.
+    pub resumptions: u64,
+    /// Nanoseconds in which pools were parked and suspended, without the waits and copies before.
+    pub away_ns: u64,
+    /// Nanoseconds in which pools were woken and resumed.
+    pub back_ns: u64,
+    /// Bytes that went away.
+    pub away_bytes: u64,
+    /// Bytes that came back.
+    pub back_bytes: u64,
+    /// How many runs were lent.
+    pub loans: u64,
+    /// Their bytes.
+    pub loan_bytes: u64,
+}
+
+impl IdleStats {
+    pub(crate) fn went(&mut self, to: Residency, bytes: u64, ns: u64) {
+        self.parks += u64::from(to == Residency::Parked);
+        self.suspensions += u64::from(to == Residency::Suspended);
+        self.away_bytes += bytes;
+        self.away_ns += ns;
+    }
+
+    pub(crate) fn came(&mut self, from: Residency, bytes: u64, ns: u64) {
+        self.wakes += u64::from(from == Residency::Parked);
+        self.resumptions += u64::from(from == Residency::Suspended);
+        self.back_bytes += bytes;
+        self.back_ns += ns;
+    }
+
+    pub(crate) fn lent(&mut self, bytes: u64) {
+        self.loans += 1;
+        self.loan_bytes += bytes;
+    }
+}
+
 /// The figures behind the lock.
 #[derive(Debug, Default)]
 pub(crate) struct TotalsState {
@@ -60,6 +108,7 @@ pub(crate) struct TotalsState {
     /// Reserved bytes of each private pool; kept at zero after the pool is gone.
     pub(crate) pools: BTreeMap<PoolId, StatArray>,
     pub(crate) pages: PageStats,
+    pub(crate) idle: IdleStats,
     /// Bytes promised to growth under way: no lock is held while the driver is asked.
     growing: u64,
     /// Counts every address that was given back: a graph captured over foreign memory can tell that it must be checked again.

@@ -45,6 +45,11 @@ pub(crate) struct EventKind;
 pub(crate) struct MemoryKind {
     pub(crate) bytes: u64,
 }
+/// Pinned memory of the host.
+#[derive(Debug)]
+pub(crate) struct PinnedKind {
+    pub(crate) bytes: u64,
+}
 /// A graph.
 #[derive(Debug)]
 pub(crate) struct GraphKind {
@@ -61,7 +66,7 @@ pub(crate) struct ExecKind {
     pub(crate) using: Mutex<()>,
 }
 
-// SAFETY (of the five `destroy`s): the trait's contract is that the object is live and unused; each number is the pointer or number that the
+// SAFETY (of the six `destroy`s): the trait's contract is that the object is live and unused; each number is the pointer or number that the
 // function named below gave out for its kind.
 impl Kind for StreamKindOf {
     const DESTROY: Call = Call::StreamDestroy;
@@ -84,6 +89,14 @@ impl Kind for MemoryKind {
     unsafe fn destroy(&self, driver: &Driver, raw: u64) -> Code {
         // SAFETY: made by cuMemCreate; cuMemRelease keeps the memory while it is mapped.
         unsafe { (driver.mem_release)(raw) }
+    }
+}
+
+impl Kind for PinnedKind {
+    const DESTROY: Call = Call::MemFreeHost;
+    unsafe fn destroy(&self, driver: &Driver, raw: u64) -> Code {
+        // SAFETY: made by cuMemHostAlloc; every copy into or out of it was waited for by the call that made it, which held it.
+        unsafe { (driver.mem_free_host)(raw as *mut std::ffi::c_void) }
     }
 }
 
@@ -130,6 +143,9 @@ pub struct CudaDevice {
     pub(crate) streams: Table<StreamKindOf>,
     pub(crate) events: Table<EventKind>,
     pub(crate) handles: Table<MemoryKind>,
+    pub(crate) pinned: Table<PinnedKind>,
+    /// What copies to and from pinned memory; made when it is first needed.
+    pub(crate) copies: Mutex<Option<StreamHandle>>,
     pub(crate) graphs: Table<GraphKind>,
     pub(crate) execs: Table<ExecKind>,
     pub(crate) context: Arc<Context>,
@@ -203,6 +219,8 @@ impl CudaDevice {
             streams: Table::default(),
             events: Table::default(),
             handles: Table::default(),
+            pinned: Table::default(),
+            copies: Mutex::default(),
             graphs: Table::default(),
             execs: Table::default(),
             context,

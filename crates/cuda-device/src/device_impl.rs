@@ -2,15 +2,16 @@
 
 use gpupool_device::{
     Address, Call, CaptureFrontier, CaptureId, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverError,
-    DriverResult, EventHandle, GraphHandle, MemoryHandle, MemoryInfo, NodeId, StreamHandle, code,
+    DriverResult, EventHandle, GraphHandle, HostMemory, MemoryHandle, MemoryInfo, NodeId, StreamHandle, StreamKind,
+    code,
 };
 use hashbrown::HashSet;
 use parking_lot::Mutex;
 
-use cudarc::driver::sys::{CUevent, CUgraph, CUgraphEdgeData, CUgraphNode};
+use cudarc::driver::sys::{CUevent, CUgraph, CUgraphEdgeData, CUgraphNode, CUstream};
 
 use crate::CudaDevice;
-use crate::device::{CaptureAnswer, EventKind, GraphKind, MemoryKind, access, physical};
+use crate::device::{CaptureAnswer, EventKind, GraphKind, MemoryKind, PinnedKind, access, physical};
 use crate::error::{check, check_returned};
 use crate::objects::{Object, mode_number};
 use crate::process::is_forked_child;
@@ -32,6 +33,38 @@ impl CudaDevice {
             Ok(_current) => check_returned(call, give()),
             Err(error) => check_returned(call, error.code.cast_signed()),
         }
+    }
+}
+
+impl CudaDevice {
+    /// The stream that copies to and from pinned memory.
+    fn copy_stream(&self) -> DriverResult<StreamHandle> {
+        let mut made = self.copies.lock();
+        match *made {
+            Some(stream) => Ok(stream),
+            None => Ok(*made.insert(self.stream_create_with_priority(StreamKind::NonBlocking, 0)?)),
+        }
+    }
+
+    /// Submits a copy that touches a part of pinned memory, given as offset and bytes, and waits for it. Pinned memory is held until then.
+    fn copy_pinned(
+        &self,
+        call: Call,
+        memory: HostMemory,
+        (offset, bytes): (u64, u64),
+        submit: impl FnOnce(u64, usize, CUstream) -> i32,
+    ) -> DriverResult<()> {
+        let refused = DriverError::new(call, code::INVALID_VALUE);
+        let held = self.pinned.get(memory.0).ok_or(refused)?;
+        if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > held.kind.bytes) {
+            return Err(refused);
+        }
+        let stream = self.copy_stream()?;
+        let raw = self.stream(call, stream)?;
+        let _current = self.enter(call)?;
+        check(call, submit(held.raw + offset, size(call, bytes)?, raw.raw))?;
+        // SAFETY: cuStreamSynchronize takes a stream, which is held until it returns.
+        check(call, unsafe { (self.driver.stream_synchronize)(raw.raw) })
     }
 }
 
@@ -231,6 +264,42 @@ impl Device for CudaDevice {
         })?;
         known.extend(found.iter().map(|n| n.0));
         Ok(found)
+    }
+
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        /// `CU_MEMHOSTALLOC_PORTABLE`.
+        const PORTABLE: u32 = 1;
+        let call = Call::MemHostAlloc;
+        if bytes == 0 {
+            return Err(DriverError::new(call, code::INVALID_VALUE));
+        }
+        let _current = self.enter(call)?;
+        let mut host = std::ptr::null_mut();
+        // SAFETY: cuMemHostAlloc writes one pointer.
+        check(call, unsafe { (self.driver.mem_host_alloc)(&mut host, size(call, bytes)?, PORTABLE) })?;
+        self.pinned.insert(Object::new(&self.context, host as u64, PinnedKind { bytes }));
+        Ok(HostMemory(host as u64))
+    }
+
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        self.pinned.destroy(memory.0, code::INVALID_VALUE)
+    }
+
+    fn copy_to_host(&self, dst: HostMemory, offset: u64, src: Address, bytes: u64) -> DriverResult<()> {
+        let call = Call::MemcpyToHost;
+        self.copy_pinned(call, dst, (offset, bytes), |host, bytes, stream| {
+            // SAFETY: 1. `host` and the `bytes` behind it lie in pinned memory that `copy_pinned` holds until the copy is complete. 2. Nothing in
+            // Rust reads or writes that memory. 3. cuMemcpyDtoHAsync refuses an address that is none of the device's.
+            unsafe { (self.driver.copy_to_host)(host as *mut std::ffi::c_void, src.0, bytes, stream) }
+        })
+    }
+
+    fn copy_from_host(&self, dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
+        let call = Call::MemcpyFromHost;
+        self.copy_pinned(call, src, (offset, bytes), |host, bytes, stream| {
+            // SAFETY: as in `copy_to_host`; cuMemcpyAsync takes addresses of the unified space, and pinned memory's is its host address.
+            unsafe { (self.driver.copy_async)(dst.0, host, bytes, stream) }
+        })
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {

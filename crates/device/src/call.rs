@@ -95,6 +95,12 @@ calls! {
     LaunchKernel => "cuLaunchKernel",
     /// Copy device memory to the host, in stream order, and wait.
     MemcpyToHost => "cuMemcpyDtoH",
+    /// Pin memory of the host.
+    MemHostAlloc => "cuMemHostAlloc",
+    /// Give pinned memory back.
+    MemFreeHost => "cuMemFreeHost",
+    /// Copy pinned memory to the device, and wait.
+    MemcpyFromHost => "cuMemcpyHtoD",
     /// Any other call; its name is in the documentation of what made it.
     Other => "other driver call",
 }

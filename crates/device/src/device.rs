@@ -2,7 +2,7 @@
 
 use crate::{
     Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, DeviceProperties, DriverError, DriverResult,
-    EventHandle, GraphHandle, MemoryHandle, MemoryInfo, NodeId, StreamHandle, code,
+    EventHandle, GraphHandle, HostMemory, MemoryHandle, MemoryInfo, NodeId, StreamHandle, code,
 };
 
 /// Every call the allocator ever makes to a driver. See the crate's documentation for the rules (D1 to D4) and for what
@@ -107,6 +107,40 @@ pub trait Device: Send + Sync + 'static {
     fn node_dependencies(&self, graph: GraphHandle, node: NodeId) -> DriverResult<Vec<NodeId>> {
         let _ = (graph, node);
         Err(DriverError::new(Call::GraphGetEdges, code::NOT_SUPPORTED))
+    }
+
+    /// Pins `bytes` of the host's memory.
+    ///
+    /// *Errors*: `OUT_OF_MEMORY`; `INVALID_VALUE` for 0 bytes; `NOT_SUPPORTED` from a device that has no such memory, which is what the
+    /// provided bodies of this and the next three do. *Blocks*: no. *Capture*: unsafe call.
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        let _ = bytes;
+        Err(DriverError::new(Call::MemHostAlloc, code::NOT_SUPPORTED))
+    }
+
+    /// Gives pinned memory back.
+    ///
+    /// *Errors*: `INVALID_VALUE` for any other number. *Blocks*: may wait for the device. *Capture*: unsafe call.
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        let _ = memory;
+        Err(DriverError::new(Call::MemFreeHost, code::NOT_SUPPORTED))
+    }
+
+    /// Copies `bytes` of device memory at `src` into pinned memory, from its `offset` on. It is ordered after what the host knows to be
+    /// complete, and after nothing else.
+    ///
+    /// *Errors*: `INVALID_VALUE` for a range outside the pinned memory. *Blocks*: **until the copy is complete**. *Capture*: unsafe call.
+    fn copy_to_host(&self, dst: HostMemory, offset: u64, src: Address, bytes: u64) -> DriverResult<()> {
+        let _ = (dst, offset, src, bytes);
+        Err(DriverError::new(Call::MemcpyToHost, code::NOT_SUPPORTED))
+    }
+
+    /// Copies `bytes` of pinned memory, from its `offset` on, to device memory at `dst`. Ordered as [`copy_to_host`](Self::copy_to_host).
+    ///
+    /// *Errors*, *Blocks*, *Capture*: as `copy_to_host`.
+    fn copy_from_host(&self, dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
+        let _ = (dst, src, offset, bytes);
+        Err(DriverError::new(Call::MemcpyFromHost, code::NOT_SUPPORTED))
     }
 
     /// Sets the calling **thread's** capture mode and returns the one before. *Blocks*: no. *Capture*: permitted.

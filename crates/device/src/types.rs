@@ -57,6 +57,10 @@ impl StreamHandle {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct EventHandle(pub u64);
 
+/// Pinned memory of the host that a device copies to and from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct HostMemory(pub u64);
+
 /// One physical allocation of virtual memory: mapped whole, at one or several addresses, or not at all.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct MemoryHandle(pub u64);

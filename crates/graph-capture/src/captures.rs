@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use gpupool_allocator::state::BlockStatus;
-use gpupool_allocator::{Allocator, PoolId, Range, Stream};
+use gpupool_allocator::{Allocator, PoolId, PoolKeeper, Range, Stream};
 use gpupool_device::{Call, CaptureMode, CaptureStatus, DriverError, GraphDevice, code};
 
 use crate::adopted::Adopted;
@@ -137,7 +137,8 @@ impl<D: GraphDevice> Captures<D> {
         // The allocator keeps its own queue; those of other devices may hold memory of this one.
         let own = Arc::clone(&reaper);
         allocator.add_janitor(Arc::new(move |wait| own.tidy(wait) | all.tidy(wait)));
-        let runs = allocator.capture_registry().shared();
+        let runs: Arc<RunsTable<D>> = allocator.capture_registry().shared();
+        allocator.set_pool_keeper(Arc::clone(&runs) as Arc<dyn PoolKeeper>);
         Self { inner: Arc::new(CapturesInner { device, reaper, runs }), allocator: allocator.clone() }
     }
 

@@ -134,6 +134,15 @@ pub enum LaunchError {
         /// Where the input was.
         range: Range,
     },
+    /// A pool of the graph is not to be used now: it is suspended, or parked and is not to be woken, or could not be; or runs of it that the
+    /// launch would write are on loan.
+    #[error("graph {graph} was not launched: {source}")]
+    Pool {
+        /// The graph.
+        graph: GraphId,
+        /// Why.
+        source: AllocError,
+    },
     /// Blocks that are still held would be overwritten.
     #[error("the launch would overwrite {count} blocks that are still held, the first at {} ({} bytes)", .first.address, .first.bytes)]
     WouldOverwrite {

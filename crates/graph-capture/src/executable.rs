@@ -194,6 +194,7 @@ impl<D: GraphDevice> Executable<D> {
         // From here to the end the runs of all pools are ours: check and launch are one step.
         // Most graphs have one pool.
         let mut runs: SmallVec<[_; 2]> = graph.pools.iter().map(|p| p.runs.lock()).collect();
+        crate::idle::ready(graph)?;
         let (overwrites, seen) = self.check_outputs(graph, options.outputs, &runs)?;
         let (stale, told) = self.stale_inputs(graph, options.inputs, &runs);
         let mut waits = false;

@@ -33,6 +33,7 @@ mod error;
 mod executable;
 mod graph;
 mod guarded;
+mod idle;
 mod inputs;
 mod reaper;
 mod runs;

@@ -75,6 +75,11 @@ impl<D: Device> PoolRuns<D> {
     pub(crate) fn lock(&self) -> MutexGuard<'_, PoolRunsState<D>> {
         self.state.lock()
     }
+
+    /// `None` if another thread has it, or this one.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, PoolRunsState<D>>> {
+        self.state.try_lock()
+    }
 }
 
 /// Runs by allocator and pool.

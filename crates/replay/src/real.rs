@@ -16,8 +16,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use gpupool_device::{
     Address, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverResult, Edge, EventHandle,
-    ExecHandle, Gate, GraphDevice, GraphHandle, HostFunction, InstantiateFlags, Kernel, MemoryHandle, MemoryInfo, Node,
-    NodeId, StreamHandle, StreamKind, Workbench,
+    ExecHandle, Gate, GraphDevice, GraphHandle, HostFunction, HostMemory, InstantiateFlags, Kernel, MemoryHandle,
+    MemoryInfo, Node, NodeId, StreamHandle, StreamKind, Workbench,
 };
 use hashbrown::HashMap;
 
@@ -137,6 +137,22 @@ impl<D: Workbench> Device for Real<D> {
 
     fn unmap(&self, address: Address, bytes: u64) -> DriverResult<()> {
         self.device.unmap(address, bytes)
+    }
+
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        self.device.host_alloc(bytes)
+    }
+
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        self.device.host_free(memory)
+    }
+
+    fn copy_to_host(&self, dst: HostMemory, offset: u64, src: Address, bytes: u64) -> DriverResult<()> {
+        self.device.copy_to_host(dst, offset, src, bytes)
+    }
+
+    fn copy_from_host(&self, dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
+        self.device.copy_from_host(dst, src, offset, bytes)
     }
 
     fn event_create(&self) -> DriverResult<EventHandle> {

@@ -67,6 +67,12 @@ pub struct CostModel {
     pub mem_unmap: Curve,
     /// Thousandths that one mapping costs more when a single call unmaps 256 of them; linear from 1 to 256.
     pub unmap_many_permille: u64,
+    /// Pin memory of the host. Assumed.
+    pub host_alloc: Curve,
+    /// Give it back. Assumed.
+    pub host_free: Curve,
+    /// A copy between the device and pinned memory. Assumed.
+    pub host_copy: Curve,
     /// Free and total memory.
     pub mem_info: u64,
     /// Create an event.
@@ -137,6 +143,9 @@ impl CostModel {
             set_access_many_permille: 236,
             mem_unmap: measured([137, 136, 210, 253, 382]),
             unmap_many_permille: 117,
+            host_alloc: Curve::new([(0, 100_000), (1 << 30, 300_000_000)]),
+            host_free: Curve::new([(0, 50_000), (1 << 30, 100_000_000)]),
+            host_copy: Curve::new([(0, 10_000), (1 << 30, 20_000_000)]),
             mem_info: 4_900,
             event_create: 75,
             event_destroy: 75,

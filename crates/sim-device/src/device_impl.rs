@@ -2,7 +2,7 @@
 
 use gpupool_device::{
     Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverResult, EventHandle,
-    GraphHandle, MemoryHandle, MemoryInfo, NodeId, StreamHandle, code,
+    GraphHandle, HostMemory, MemoryHandle, MemoryInfo, NodeId, StreamHandle, code,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,8 +11,31 @@ use crate::SimDevice;
 use crate::events::{Record, Recorded};
 use crate::scheduler::{Awaited, Goal};
 use crate::state::{Code, State};
+use crate::work::Work;
 
 impl SimDevice {
+    /// Copies between device memory and pinned memory (which, offset, bytes), and waits.
+    fn host_copy(
+        &self,
+        call: Call,
+        address: Address,
+        (memory, offset, bytes): (HostMemory, u64, u64),
+        to_host: bool,
+    ) -> DriverResult<()> {
+        self.call(call, |this, state| {
+            this.unsafe_call(state)?;
+            let host = state.pinned_part(memory.0, offset, bytes)?;
+            let id = state.copy_stream(this.shared.ordinal);
+            state.submit(id, Work::HostCopy { address: address.0, host, to_host });
+            let position = state.streams.get(id).map_or(0, |s| s.submitted);
+            let handle = state.streams.get(id).map_or(StreamHandle::LEGACY, |s| s.handle);
+            this.wait(state, call, Awaited::Stream(handle), &Goal::Positions(vec![(id, position)]))?;
+            let clock = state.stream_clock(id);
+            state.host.learn(&clock);
+            Ok(((), state.config.costs.launch))
+        })
+    }
+
     fn virtual_memory<T>(
         &self,
         call: Call,
@@ -266,6 +289,30 @@ impl Device for SimDevice {
             let at = graph.nodes.binary_search_by_key(&node, |n| n.id).map_err(|_| code::INVALID_VALUE)?;
             Ok((graph.nodes[at].after.clone(), state.config.costs.capture_frontier))
         })
+    }
+
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        self.call(Call::MemHostAlloc, |this, state| {
+            this.unsafe_call(state)?;
+            let number = state.pin(bytes)?;
+            Ok((HostMemory(number), state.config.costs.host_alloc.at(bytes)))
+        })
+    }
+
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        self.call(Call::MemFreeHost, |this, state| {
+            this.unsafe_call(state)?;
+            let bytes = state.unpin(memory.0)?;
+            Ok(((), state.config.costs.host_free.at(bytes)))
+        })
+    }
+
+    fn copy_to_host(&self, dst: HostMemory, offset: u64, src: Address, bytes: u64) -> DriverResult<()> {
+        self.host_copy(Call::MemcpyToHost, src, (dst, offset, bytes), true)
+    }
+
+    fn copy_from_host(&self, dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
+        self.host_copy(Call::MemcpyFromHost, dst, (src, offset, bytes), false)
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {

@@ -7,7 +7,7 @@ use gpupool_device::{Address, CaptureId, HostFunction, Kernel, StreamHandle, cod
 use crate::clocks::VectorClock;
 use crate::graphs::{NodeWork, RepeatableHostFunction, Run};
 use crate::kernels::{self, Touch};
-use crate::memory::Piece;
+use crate::memory::{Physical, Piece};
 use crate::race::Moment;
 use crate::report::Access;
 use crate::scheduler::Unit;
@@ -60,6 +60,11 @@ impl State {
             Work::Read(address, bytes) => {
                 let touch = Touch { address: *address, bytes: *bytes, write: false };
                 self.execute_read(id, touch);
+            }
+            Work::HostCopy { address, host, to_host } => {
+                let touch = Touch { address: *address, bytes: host.bytes, write: !*to_host };
+                let host = *host;
+                self.execute_host_copy(id, touch, host);
             }
             Work::Host(function) => {
                 let job = function.take().map(HostJob::Once);
@@ -145,6 +150,22 @@ impl State {
             && let Some(pieces) = operands.first().filter(|_| self.config.contents)
         {
             *bytes = self.contents.read(pieces);
+        }
+        self.ended(id, end);
+    }
+
+    /// What is written is the device's memory: from the host; else to it.
+    fn execute_host_copy(&mut self, id: StreamId, touch: Touch, host: Physical) {
+        let Some(site) = self.take_head(id, None) else { return };
+        let end = site.start + self.config.costs.host_copy.at(touch.bytes);
+        let pinned = [Piece { address: 0, physical: host.start, bytes: host.bytes, since: 0 }];
+        if let Some(operands) = self.touch(&site, "copy to or from the host", &[touch], None, end)
+            && let Some(pieces) = operands.first().filter(|_| self.config.contents)
+        {
+            match touch.write {
+                true => self.contents.copy(&pinned, pieces),
+                false => self.contents.copy(pieces, &pinned),
+            }
         }
         self.ended(id, end);
     }

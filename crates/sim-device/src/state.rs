@@ -1,5 +1,6 @@
 //! Everything behind the one lock of a world.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
@@ -60,6 +61,10 @@ pub(crate) struct State {
     pub(crate) gates: HashMap<u64, Option<(VectorClock, u64)>>,
     /// Reads that somebody waits for, by submission, and what they copied to the host.
     pub(crate) reads: HashMap<u64, Vec<u8>>,
+    /// Pinned memory of the host, by its number: bytes of a range of physical numbers.
+    pub(crate) pinned: BTreeMap<u64, Physical>,
+    /// The stream of each device that copies to and from the host.
+    pub(crate) copy_streams: BTreeMap<u32, StreamId>,
 }
 
 impl State {
@@ -87,6 +92,8 @@ impl State {
             graphs: Graphs::default(),
             gates: HashMap::new(),
             reads: HashMap::new(),
+            pinned: BTreeMap::new(),
+            copy_streams: BTreeMap::new(),
             config,
         };
         for device in 0..devices {
@@ -211,6 +218,44 @@ impl State {
     pub(crate) fn forget(&mut self, gone: Physical) {
         self.contents.forget(gone.start, gone.bytes);
         self.detector.forget(gone);
+    }
+
+    /// Pins memory. Its number.
+    pub(crate) fn pin(&mut self, bytes: u64) -> Result<u64, Code> {
+        if bytes == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let physical = self.numbers.physical(bytes);
+        let number = self.numbers.handle();
+        self.pinned.insert(number, physical);
+        Ok(number)
+    }
+
+    /// Gives pinned memory back. Its bytes.
+    pub(crate) fn unpin(&mut self, number: u64) -> Result<u64, Code> {
+        let physical = self.pinned.remove(&number).ok_or(code::INVALID_VALUE)?;
+        self.forget(physical);
+        Ok(physical.bytes)
+    }
+
+    /// A part of pinned memory.
+    pub(crate) fn pinned_part(&self, number: u64, offset: u64, bytes: u64) -> Result<Physical, Code> {
+        let whole = self.pinned.get(&number).ok_or(code::INVALID_VALUE)?;
+        let inside = bytes > 0 && offset.checked_add(bytes).is_some_and(|end| end <= whole.bytes);
+        let words = offset.is_multiple_of(4) && bytes.is_multiple_of(4);
+        if inside && words { Ok(Physical { start: whole.start + offset, bytes }) } else { Err(code::INVALID_VALUE) }
+    }
+
+    /// The stream that copies to and from the host, with its handle.
+    pub(crate) fn copy_stream(&mut self, ordinal: u32) -> StreamId {
+        if let Some(id) = self.copy_streams.get(&ordinal) {
+            return *id;
+        }
+        // No driver gives such a number.
+        let handle = StreamHandle(u64::MAX - 1);
+        let id = self.add_stream(ordinal, handle, Kind::NonBlocking);
+        self.copy_streams.insert(ordinal, id);
+        id
     }
 
     /// What orders later work of the host after everything `stream` has completed.

@@ -8,6 +8,7 @@ use gpupool_device::{HostFunction, Kernel};
 use crate::clocks::VectorClock;
 use crate::events::Record;
 use crate::graphs::Run;
+use crate::memory::Physical;
 
 /// One submission, waiting in its stream's queue.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub(crate) enum Work {
     Kernel(Kernel, Option<u64>),
     /// Copies bytes to the host, under the number of the submission.
     Read(u64, u64),
+    /// Copies bytes between an address and pinned memory of the host.
+    HostCopy { address: u64, host: Physical, to_host: bool },
     /// A host function; taken out while it runs.
     Host(Option<HostFunction>),
     /// A graph's run.
@@ -58,6 +61,7 @@ impl fmt::Debug for Work {
             Self::Hold(_) => "hold",
             Self::Kernel(kernel, _) => crate::kernels::name(kernel),
             Self::Read(..) => "read",
+            Self::HostCopy { .. } => "copy to or from the host",
             Self::Host(_) => "host function",
             Self::Launch(_) => "launch",
         })

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use gpupool_device::{
     Address, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverResult, Edge, EventHandle,
-    ExecHandle, GraphDevice, GraphHandle, HostFunction, InstantiateFlags, MemoryHandle, MemoryInfo, Node, NodeId,
-    StreamHandle,
+    ExecHandle, GraphDevice, GraphHandle, HostFunction, HostMemory, InstantiateFlags, MemoryHandle, MemoryInfo, Node,
+    NodeId, StreamHandle,
 };
 use gpupool_sim_device::SimDevice;
 
@@ -96,6 +96,18 @@ impl Device for Hooked {
     }
     fn unmap(&self, address: Address, bytes: u64) -> DriverResult<()> {
         self.sim.unmap(address, bytes)
+    }
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        self.sim.host_alloc(bytes)
+    }
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        self.sim.host_free(memory)
+    }
+    fn copy_to_host(&self, dst: HostMemory, offset: u64, src: Address, bytes: u64) -> DriverResult<()> {
+        self.sim.copy_to_host(dst, offset, src, bytes)
+    }
+    fn copy_from_host(&self, dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
+        self.sim.copy_from_host(dst, src, offset, bytes)
     }
     fn event_create(&self) -> DriverResult<EventHandle> {
         self.sim.event_create()

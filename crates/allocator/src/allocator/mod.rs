@@ -68,6 +68,10 @@ impl<D: Device> std::fmt::Debug for Allocator<D> {
 }
 
 impl<D: Device> Allocator<D> {
+    pub(crate) fn inner(&self) -> &Arc<Inner<D>> {
+        &self.inner
+    }
+
     /// An allocator for `device` that shares the process's registry of captures. Asks the driver nothing.
     ///
     /// # Errors

@@ -80,6 +80,11 @@ impl<D: Device> Allocator<D> {
         pool: PoolId,
     ) -> Result<SessionKey, AllocError> {
         let session = session.ok_or(AllocError::PoolInCapture { pool })?;
+        // From here on nobody parks it.
+        if let Err(e) = self.inner.ready_pool(pool) {
+            drop(self.inner.shared.registry.close(session));
+            return Err(e);
+        }
         hold.start_recording();
         drop(self.inner.shared.registry.keep(session, hold));
         self.inner.pools.mark_captured(pool);
@@ -101,8 +106,9 @@ impl<D: Device> Allocator<D> {
     ///
     /// # Errors
     ///
-    /// [`PoolError::Unknown`], and the driver's.
+    /// [`PoolError::Unknown`], [`PoolError::Away`], and the driver's.
     pub fn prepare_pool_for_capture(&self, id: PoolId, wait: bool) -> Result<(), AllocError> {
+        self.inner.ready_pool(id)?;
         let pool = self.inner.pools.get(id)?;
         self.inner.prepare_pool(&pool, wait)
     }

@@ -81,6 +81,9 @@ impl ArenaState {
     /// Merges a block that is in no index with its free neighbours and puts the result into the index. `counted` blocks and bytes
     /// of it are in `inactive_split` already.
     pub(crate) fn merge(&mut self, id: BlockId, counted: i64, counted_bytes: i64, counters: &ArenaCounters) {
+        if self.idle.away {
+            return self.hold_freed(id, counted, counted_bytes, counters);
+        }
         let (mut blocks_change, mut bytes_change) = (-counted, -counted_bytes);
         let (prev, next) = (self.blocks[id].prev, self.blocks[id].next);
         for neighbour in [prev, next] {

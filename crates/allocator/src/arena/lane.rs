@@ -48,6 +48,15 @@ pub(crate) struct Lane {
     pub(crate) in_use: bool,
 }
 
+impl Lane {
+    /// Bins that were taken away are there again, empty.
+    pub(crate) fn make_bins(&mut self, on: bool) {
+        if on && self.bins.is_none() {
+            self.bins = Some(Bins::new());
+        }
+    }
+}
+
 impl ArenaState {
     /// Small and large lane of a stream in a pool slot, side by side; made at its first use. Returns the small one.
     pub(crate) fn lanes_of(&mut self, slot: u32, core: &Arc<StreamCore>, kind: LaneKind) -> u32 {
@@ -55,7 +64,7 @@ impl ArenaState {
         if let Some(at) = self.lanes.iter().position(same) {
             return at as u32;
         }
-        let bins = self.rules.bins && kind != LaneKind::Neutral;
+        let bins = self.rules.bins && kind != LaneKind::Neutral && !self.idle.away;
         let make = |part| Lane {
             slot,
             part,

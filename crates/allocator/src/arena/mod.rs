@@ -30,6 +30,7 @@ use gpupool_device::Device;
 use crate::captures::Recording;
 use crate::counters::{ArenaCounters, PoolCounters};
 use crate::history::{Action, History};
+use crate::idle::{Idle, IdleState};
 use crate::ids::{Part, PoolId};
 use crate::pages::Leaving;
 use crate::peaks::Publisher;
@@ -101,6 +102,8 @@ pub(crate) struct ArenaState {
     pub(crate) history: Arc<History>,
     /// Ranges whose pieces have moved and that are still mapped.
     pub(crate) leaving: Vec<Leaving>,
+    /// What is away, held for that reason, or on loan.
+    pub(crate) idle: IdleState,
     /// Set while a request is served that has been asked whether a handle should be cut for it.
     pub(crate) uncut: bool,
 }
@@ -118,6 +121,8 @@ pub(crate) struct Arena<D: Device> {
     route: QuickMutex<Option<CaptureRoute<D>>>,
     /// In a private pool: the arenas of streams that have a route here.
     routed: Mutex<Vec<Weak<Arena<D>>>>,
+    /// Where its memory is, and who moves it.
+    pub(crate) idle: Idle,
 }
 
 /// A capture's route, as far as one stream's requests go. Whether it still holds is looked up in the lane: that of a stream in a capture
@@ -144,6 +149,7 @@ impl<D: Device> Arena<D> {
             repetition: Repetition::default(),
             history: Arc::clone(&shared.history),
             leaving: Vec::new(),
+            idle: IdleState::default(),
             uncut: false,
         };
         Self {
@@ -153,6 +159,7 @@ impl<D: Device> Arena<D> {
             holds_default,
             route: QuickMutex::new(Rank::Leaf, None),
             routed: Mutex::new(Rank::Leaf, Vec::new()),
+            idle: Idle::new(),
         }
     }
 
@@ -227,6 +234,8 @@ impl<D: Device> DerefMut for ArenaGuard<'_, D> {
 /// use it; where that is not possible the memory stays, since somebody may be using it.
 impl<D: Device> Drop for Arena<D> {
     fn drop(&mut self) {
+        let saved = std::mem::take(self.idle.saved.get_mut());
+        saved.into_iter().for_each(|s| self.shared.free_host(s.memory));
         let state = self.state.get_mut();
         // Inside a capture nothing runs, and what is in no stream's lane is done.
         let eager = state.lanes.iter().filter(|l| l.in_use && l.kind == LaneKind::Stream);

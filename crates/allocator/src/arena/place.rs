@@ -223,6 +223,7 @@ impl ArenaState {
             idle_since: 0,
             idle_seen: None,
             pages: None,
+            away: Vec::new(),
         });
         let id = self.blocks.insert(Block {
             requested: 0,

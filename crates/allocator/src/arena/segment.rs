@@ -5,6 +5,7 @@ use std::sync::Arc;
 use gpupool_device::{Address, MemoryHandle};
 
 use super::BlockId;
+use crate::idle::Away;
 use crate::ids::{Part, StreamId};
 use crate::index::TieBreak;
 use crate::pages::PageTable;
@@ -21,6 +22,8 @@ pub(crate) enum Backing {
     Pages,
     /// A pool's own provider.
     Provider(Arc<dyn SegmentProvider>),
+    /// Nothing: addresses whose one handle is away (see [`crate::idle`]).
+    Away,
 }
 
 impl std::fmt::Debug for Backing {
@@ -30,6 +33,7 @@ impl std::fmt::Debug for Backing {
             Self::Handle(h) => write!(f, "Handle({})", h.0),
             Self::Pages => f.write_str("Pages"),
             Self::Provider(_) => f.write_str("Provider"),
+            Self::Away => f.write_str("Away"),
         }
     }
 }
@@ -65,6 +69,8 @@ pub(crate) struct Segment {
     pub(crate) idle_seen: Option<u64>,
     /// What is mapped, in a segment that is mapped in parts.
     pub(crate) pages: Option<Box<PageTable>>,
+    /// What is away.
+    pub(crate) away: Vec<Away>,
 }
 
 /// An arena's segments, by index.

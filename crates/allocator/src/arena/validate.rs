@@ -60,6 +60,9 @@ impl ArenaState {
                     last_free = None;
                     let hole = b.state == BlockState::Hole;
                     let known = segment.pages.as_ref().is_some_and(|t| t.holes().contains(&id));
+                    if !hole && self.idle.parked.contains(&id) {
+                        mapped += u64::from(b.size);
+                    }
                     if known != hole || (hole && prev != NONE && self.blocks[prev].state == BlockState::Hole) {
                         return Err(format!("G1: {place} is {:?}; known as a hole: {known}", b.state));
                     }
@@ -68,7 +71,8 @@ impl ArenaState {
                     id = b.next;
                     continue;
                 }
-                let behind = segment.pages.as_ref().map(|t| t.covers(b.offset, b.offset + b.size));
+                let behind =
+                    segment.pages.as_ref().map(|t| t.covers_beside(b.offset, b.offset + b.size, &segment.away));
                 if behind == Some(false) {
                     return Err(format!("G1: {place} is not mapped throughout"));
                 }
@@ -111,8 +115,12 @@ impl ArenaState {
                 prev = id;
                 id = b.next;
             }
+            if !segment.away.is_empty() && !self.idle.away {
+                return Err(format!("I2: memory of segment {at} is away, and its pool is resident"));
+            }
             if let Some(table) = &segment.pages {
                 table.validate()?;
+                mapped -= segment.away.iter().map(|a| u64::from(a.units)).sum::<u64>();
                 if table.mapped_bytes() != mapped * crate::units::UNIT {
                     return Err(format!(
                         "G2: {} bytes mapped in segment {at}, its blocks have {mapped} units",
@@ -126,6 +134,12 @@ impl ArenaState {
                     segment.memory.bytes
                 ));
             }
+        }
+        if !self.idle.away && !self.idle.parked.is_empty() {
+            return Err(format!("I1: {} blocks are held in a pool that is resident", self.idle.parked.len()));
+        }
+        if self.idle.away && self.blocks.ids().any(|id| self.blocks[id].state == BlockState::Binned) {
+            return Err("I1: a block is binned in a pool whose memory is away".to_owned());
         }
         if seen != self.blocks.len() {
             return Err(format!("A1: {} records, {seen} of them in segments", self.blocks.len()));

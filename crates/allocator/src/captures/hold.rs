@@ -8,7 +8,9 @@ use gpupool_device::{Address, Device};
 
 use crate::allocation::Allocation;
 use crate::arena::{Arena, BlockState, NONE};
+use crate::error::AllocError;
 use crate::history::{Action, What};
+use crate::idle::Residency;
 use crate::ids::{Part, PoolId};
 use crate::inner::Inner;
 use crate::pool::Pool;
@@ -116,6 +118,8 @@ pub(crate) trait HeldPool: Send + Sync {
     fn end_capture(&self) -> Recording;
     fn live_blocks(&self) -> Vec<HeldBlock>;
     fn again(&self) -> Option<PoolHold>;
+    fn residency(&self) -> Residency;
+    fn ready(&self, writes: &[Range]) -> Result<(), AllocError>;
     /// Each a [`WorkMark`] of the pool's device.
     fn pending_uses(&self, of: &[Range]) -> Vec<Box<dyn Any>>;
 }
@@ -171,7 +175,31 @@ impl PoolHold {
         self.0.end_capture()
     }
 
-    /// The live blocks of the pool, by address. O(blocks of the pool).
+    /// Where the pool's memory is. One load.
+    #[must_use]
+    pub fn residency(&self) -> Residency {
+        self.0.residency()
+    }
+
+    /// Whether all of the pool's memory is behind its addresses, and none of it on loan. One load.
+    #[inline]
+    #[must_use]
+    pub fn is_resident(&self) -> bool {
+        self.0.residency() == Residency::Resident
+    }
+
+    /// Before a launch that writes these ranges, which are in order and do not overlap: wakes the pool if it is parked, and sees to it that
+    /// nothing there is on loan. May **wait** for loans, if the pool's options say so.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Away`](crate::PoolError::Away), [`PoolError::LoansOut`](crate::PoolError::LoansOut), those of
+    /// [`wake_pool`](crate::Allocator::wake_pool).
+    pub fn ready(&self, writes: &[Range]) -> Result<(), AllocError> {
+        self.0.ready(writes)
+    }
+
+    /// The live blocks of the pool but for those on loan, by address. O(blocks of the pool).
     #[must_use]
     pub fn live_blocks(&self) -> Vec<HeldBlock> {
         self.0.live_blocks()
@@ -278,6 +306,14 @@ impl<D: Device> HeldPool for Held<D> {
         self.inner.upgrade()?.hold(&self.pool)
     }
 
+    fn residency(&self) -> Residency {
+        self.pool.arena.idle.residency()
+    }
+
+    fn ready(&self, writes: &[Range]) -> Result<(), AllocError> {
+        self.pool.arena.ready(self.inner.upgrade().as_deref(), writes)
+    }
+
     fn pending_uses(&self, of: &[Range]) -> Vec<Box<dyn Any>> {
         let arena = &self.pool.arena;
         let pending = arena.lock().pending_in(self.pool.slot, of);
@@ -304,7 +340,7 @@ impl<D: Device> Arena<D> {
             let mut at = segment.first;
             while at != NONE {
                 let b = &state.blocks[at];
-                if b.state == BlockState::Live {
+                if b.state == BlockState::Live && !state.is_lent(at) {
                     let address = segment.memory.base.offset(to_bytes(b.offset));
                     let range = Range { address, bytes: to_bytes(b.size) };
                     out.push(HeldBlock { range, requested: b.requested, generation: b.generation });

@@ -121,6 +121,10 @@ impl<D: Device> Inner<D> {
                 if request.is_stranded(&state) {
                     return Err(AllocError::RetiredStream { stream: request.core.id });
                 }
+                if state.idle.away {
+                    // What is free beside a hole has no memory behind it.
+                    return Ok(None);
+                }
                 if let Some(target) = state.target(rules, request.neutral.unwrap_or(request.lane), &lanes, size) {
                     let generous = match (grows_first, repeats) {
                         (true, true) => state.repetition.segment_bytes(to_bytes(target.needs)),

@@ -16,4 +16,4 @@ mod table;
 pub(crate) use assemble::Haste;
 pub(crate) use leave::Leaving;
 pub(crate) use plan::PageRules;
-pub(crate) use table::PageTable;
+pub(crate) use table::{Handle, PageTable, Piece};

@@ -142,6 +142,19 @@ impl PageTable {
         true
     }
 
+    /// Whether a range is mapped throughout, but for what is away.
+    pub(crate) fn covers_beside(&self, start: Units, end: Units, away: &[crate::idle::Away]) -> bool {
+        let mut at = start;
+        while at < end {
+            let absent = away.iter().find(|a| a.offset <= at && at < a.end()).map(|a| a.end());
+            let Some(next) = absent.or_else(|| self.at(at).map(|(from, piece)| from + piece.units)) else {
+                return false;
+            };
+            at = next;
+        }
+        true
+    }
+
     /// Takes all pieces out.
     pub(crate) fn drain(&mut self) -> Vec<(Units, Piece)> {
         (self.mapped, self.runs) = (0, 0);

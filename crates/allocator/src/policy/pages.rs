@@ -23,14 +23,18 @@ const LADDER: &[Rung] = &[
     Rung { step: Step::GarbageCollection, then: Then::SearchAgain },
     Rung { step: Step::TakeFromRetired, then: Then::GoOn },
     Rung { step: Step::ReservedAhead, then: Then::GoOn },
+    Rung { step: Step::Borrow { short: false }, then: Then::GoOn },
     Rung { step: Step::Assemble(Haste::Usual), then: Then::GoOn },
     Rung { step: Step::Assemble(Haste::Short), then: Then::GoOn },
     Rung { step: Step::Grow { retry: false }, then: Then::GoOn },
     Rung { step: Step::OverflowPools, then: Then::GoOn },
+    Rung { step: Step::Borrow { short: true }, then: Then::GoOn },
     Rung { step: Step::ReleaseIdle { wait: false }, then: Then::SearchAgain },
+    Rung { step: Step::ParkIdle { wait: false }, then: Then::SearchAgain },
     Rung { step: Step::WaitForPending, then: Then::SearchAgain },
     Rung { step: Step::Assemble(Haste::Waiting), then: Then::GoOn },
     Rung { step: Step::ReleaseIdle { wait: true }, then: Then::SearchAgain },
+    Rung { step: Step::ParkIdle { wait: true }, then: Then::SearchAgain },
 ];
 
 /// The decisions of `pages`. Where the device has no virtual memory they are those of `segments`.

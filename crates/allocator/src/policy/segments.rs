@@ -18,14 +18,18 @@ const LADDER: &[Rung] = &[
     Rung { step: Step::TakeIdleSegment { wait: false }, then: Then::SearchAgain },
     Rung { step: Step::TakeFromRetired, then: Then::GoOn },
     Rung { step: Step::ReservedAhead, then: Then::GoOn },
+    Rung { step: Step::Borrow { short: false }, then: Then::GoOn },
     Rung { step: Step::TrimBeforeGrowth, then: Then::GoOn },
     Rung { step: Step::Grow { retry: false }, then: Then::GoOn },
     Rung { step: Step::OverflowPools, then: Then::GoOn },
+    Rung { step: Step::Borrow { short: true }, then: Then::GoOn },
     Rung { step: Step::ReleaseIdle { wait: false }, then: Then::SearchAgain },
+    Rung { step: Step::ParkIdle { wait: false }, then: Then::SearchAgain },
     Rung { step: Step::GrowToFit, then: Then::GoOn },
     Rung { step: Step::WaitForPending, then: Then::SearchAgain },
     Rung { step: Step::TakeIdleSegment { wait: true }, then: Then::SearchAgain },
     Rung { step: Step::ReleaseIdle { wait: true }, then: Then::SearchAgain },
+    Rung { step: Step::ParkIdle { wait: true }, then: Then::SearchAgain },
 ];
 
 /// The decisions of `segments`: handles where the device has virtual memory, since giving one back waits for nothing.

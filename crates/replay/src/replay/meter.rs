@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gpupool_device::{
     Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverResult, EventHandle,
-    GraphHandle, MemoryHandle, MemoryInfo, NodeId, StreamHandle,
+    GraphHandle, HostMemory, MemoryHandle, MemoryInfo, NodeId, StreamHandle,
 };
 
 use super::ReplayDevice;
@@ -117,6 +117,22 @@ impl<D: ReplayDevice> Device for Meter<D> {
 
     fn unmap(&self, address: Address, bytes: u64) -> DriverResult<()> {
         self.metered(Call::MemUnmap, |d| d.unmap(address, bytes))
+    }
+
+    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
+        self.metered(Call::MemHostAlloc, |d| d.host_alloc(bytes))
+    }
+
+    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
+        self.metered(Call::MemFreeHost, |d| d.host_free(memory))
+    }
+
+    fn copy_to_host(&self, dst: HostMemory, offset: u64, src: Address, bytes: u64) -> DriverResult<()> {
+        self.metered(Call::MemcpyToHost, |d| d.copy_to_host(dst, offset, src, bytes))
+    }
+
+    fn copy_from_host(&self, dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
+        self.metered(Call::MemcpyFromHost, |d| d.copy_from_host(dst, src, offset, bytes))
     }
 
     fn event_create(&self) -> DriverResult<EventHandle> {

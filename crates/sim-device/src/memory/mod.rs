@@ -45,14 +45,14 @@ impl Numbers {
         Self { physical: 0, handle: 1 }
     }
 
-    fn physical(&mut self, bytes: u64) -> Physical {
+    pub(crate) fn physical(&mut self, bytes: u64) -> Physical {
         let start = self.physical;
         // Words never straddle two ranges, and neighbours never merge.
         self.physical = start.saturating_add(bytes).saturating_add(16) & !7;
         Physical { start, bytes }
     }
 
-    fn handle(&mut self) -> u64 {
+    pub(crate) fn handle(&mut self) -> u64 {
         self.handle += 1;
         self.handle
     }

@@ -1,0 +1,154 @@
+//! Idle pools: their memory goes away and comes back, or is lent, while their addresses stay.
+//!
+//! Words, the table of states and moves, and the invariants (I1 to I6) are in `docs/idle-graph-memory.md`. Here: [`take`] takes memory away
+//! (park, suspend), [`bring`] brings it back (wake, resume), [`loans`] lends free runs, [`moves`] decides who may do what when.
+//!
+//! Only physical memory comes and goes: blocks stay as they are. While a pool's memory is away, everything free in it is *held* (in no
+//! index), so a request that was on its way finds nothing there, whenever it looks.
+
+mod api;
+mod bring;
+mod loans;
+mod moves;
+mod options;
+mod take;
+
+use std::collections::{BTreeSet, HashMap};
+
+use gpupool_device::{Address, Device, HostMemory};
+
+use crate::arena::{Arena, ArenaState, BlockId, LaneKind};
+use crate::counters::ArenaCounters;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Mutex, Rank, Turn};
+use crate::units::{Units, to_bytes};
+
+pub use moves::{Idleness, PoolKeeper};
+pub use options::{Contents, IdleOptions, Lending, Moved, OnLoan, OnUse, Residency, Which};
+
+pub(crate) use loans::Loan;
+
+/// A range of a segment whose memory is away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Away {
+    pub(crate) offset: Units,
+    pub(crate) units: Units,
+    /// The number of the memory that was there, which what comes back gets too.
+    pub(crate) ordinal: u64,
+}
+
+impl Away {
+    pub(crate) fn end(&self) -> Units {
+        self.offset + self.units
+    }
+}
+
+/// Contents that were copied to the host.
+#[derive(Debug)]
+pub(crate) struct Saved {
+    pub(crate) memory: HostMemory,
+    pub(crate) bytes: u64,
+    /// Blocks: address, bytes, offset in `memory`.
+    pub(crate) blocks: Vec<(Address, u64, u64)>,
+}
+
+/// What an arena's lock protects of this.
+#[derive(Debug, Default)]
+pub(crate) struct IdleState {
+    /// Memory is away: what becomes free is held.
+    pub(crate) away: bool,
+    /// What is held for that reason.
+    pub(crate) parked: BTreeSet<BlockId>,
+    pub(crate) loans: Vec<Loan>,
+    /// What is to become of live blocks' contents, where their owners said so.
+    pub(crate) contents: HashMap<(BlockId, u32), Contents>,
+}
+
+/// What an arena has beside its lock.
+pub(crate) struct Idle {
+    residency: AtomicUsize,
+    /// Whoever moves the arena's memory has it.
+    pub(crate) turn: Turn,
+    pub(crate) options: Mutex<IdleOptions>,
+    pub(crate) saved: Mutex<Vec<Saved>>,
+}
+
+impl Idle {
+    pub(crate) fn new() -> Self {
+        Self {
+            residency: AtomicUsize::new(0),
+            turn: Turn::new(),
+            options: Mutex::new(Rank::Leaf, IdleOptions::default()),
+            saved: Mutex::new(Rank::Leaf, Vec::new()),
+        }
+    }
+
+    /// One load.
+    #[inline]
+    pub(crate) fn residency(&self) -> Residency {
+        Residency::from_number(self.residency.load(Ordering::Acquire))
+    }
+
+    /// Said under the arena's lock.
+    pub(crate) fn set(&self, residency: Residency) {
+        self.residency.store(residency.number(), Ordering::Release);
+    }
+
+    /// Bytes of host memory that contents were copied to.
+    pub(crate) fn host_bytes(&self) -> u64 {
+        self.saved.lock().iter().map(|s| s.bytes).sum()
+    }
+}
+
+impl<D: Device> Arena<D> {
+    /// Differs from what it was before if a block was handed out or freed in between.
+    pub(crate) fn version(&self) -> (i64, i64) {
+        let allocated = self.counters.allocated_bytes();
+        let (small, large) =
+            (allocated.part(crate::ids::Part::Small).raw(), allocated.part(crate::ids::Part::Large).raw());
+        (small.0 + large.0, small.1 + large.1)
+    }
+}
+
+impl ArenaState {
+    /// Bytes of the arena's segments that are away.
+    pub(crate) fn away_bytes(&self) -> u64 {
+        self.segments.iter().flat_map(|(_, s)| &s.away).map(|a| to_bytes(a.units)).sum()
+    }
+
+    /// What has become free while memory is away: nobody finds it. `counted` is as in [`merge`](Self::merge).
+    pub(crate) fn hold_freed(&mut self, id: BlockId, counted: i64, counted_bytes: i64, counters: &ArenaCounters) {
+        let part = self.lanes[self.blocks[id].lane as usize].part;
+        counters.split(part, -counted, -counted_bytes);
+        self.blocks[id].state = crate::arena::BlockState::Held;
+        self.idle.parked.insert(id);
+    }
+
+    /// Takes a free block out of its index.
+    fn hold_free(&mut self, id: BlockId, counters: &ArenaCounters) {
+        self.unindex(id);
+        let block = &self.blocks[id];
+        let bytes = to_bytes(block.size) as i64;
+        let (counted, counted_bytes) = if block.is_split() { (1, bytes) } else { (0, 0) };
+        self.hold_freed(id, counted, counted_bytes, counters);
+    }
+
+    /// From now on memory may be away: nothing is parked in bins.
+    fn leave(&mut self) {
+        self.idle.away = true;
+        self.lanes.iter_mut().for_each(|lane| lane.bins = None);
+    }
+
+    /// Everything is back: what is held is free.
+    fn arrive(&mut self, counters: &ArenaCounters) {
+        self.idle.away = false;
+        for id in std::mem::take(&mut self.idle.parked) {
+            self.stamp(id);
+            self.unhold(id, counters);
+        }
+        let bins = self.rules.bins;
+        for lane in self.lanes.iter_mut().filter(|lane| lane.in_use && lane.kind != LaneKind::Neutral) {
+            lane.make_bins(bins);
+        }
+    }
+}
