@@ -3,7 +3,7 @@
 //! The requests are those that PyTorch's program makes (as recorded in the `seed_batches` traces): for a batch of `n` rows the two inputs
 //! are copied from the host to blocks of the pool, a**2, b*2 and c are made there, c is copied back, and all five are freed in the capture.
 
-use gpupool_allocator::{Config, Part, Policy, PoolId, Stream};
+use gpupool_allocator::{Config, IdleOptions, Part, Policy, PoolId, Stream};
 use gpupool_graph_capture::{CaptureOptions, Executable, Graph};
 use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
 use gpupool_tests::graph_bench::{Block, Dice, EAGER, KIB, Lab, MIB};
@@ -192,5 +192,48 @@ fn f_the_sums_are_right_whatever_order_the_graphs_are_launched_in() {
         assert_eq!(lab.pool_bytes(pool), 4 * MIB);
         drop(graphs);
         lab.close();
+    }
+}
+
+/// A pool a graph, of which only one is needed at a time: the others are parked.
+#[test]
+fn f_pools_that_exclude_each_other_take_no_more_than_two_of_the_largest() {
+    for (config, row) in [
+        (Config::new(Policy::Segments), ROW),
+        (Config::new(Policy::Pages), ROW),
+        (Config::new(Policy::Segments), WIDE_ROW),
+        (Config::new(Policy::Pages), WIDE_ROW),
+    ] {
+        let name = config.policy().name();
+        let lab = Lab::with(SimConfig::default().for_replay(), config);
+        let stream = lab.stream();
+        let host = [0; 3].map(|_| lab.block(EAGER, BATCHES * row, &stream));
+        let outside = lab.device.memory_in_use();
+        lab.device.reset_counters();
+        let (mut graphs, mut resident, mut largest) = (Vec::new(), 0, 0);
+        for batch in ascending() {
+            let pool = PoolId::fresh_for_capture();
+            let _held = lab.allocator.hold_pool(pool).unwrap();
+            let options = IdleOptions::new().with_tag("batch").with_exclusive(true);
+            lab.allocator.set_idle_options(pool, options).unwrap();
+            let (graph, exec) = capture_batch(&lab, &stream, CaptureOptions::new().with_pool(pool), batch * row, &host);
+            let bytes = lab.pool_bytes(pool);
+            (resident, largest) = (resident + bytes, bytes.max(largest));
+            graphs.push((graph, exec));
+        }
+        Dice::new(3).shuffle(&mut graphs);
+        graphs.iter().for_each(|(_, exec)| drop(exec.launch(&stream).unwrap()));
+        lab.wait(&stream);
+        let peak = lab.device.peak_memory_in_use() - outside;
+        println!(
+            "{name}, rows of {} floats: all 128 pools {} MiB, the largest {}; idle ones parked at most {} MiB of physical memory",
+            row / 4,
+            resident / MIB,
+            largest / MIB,
+            peak / MIB
+        );
+        assert!(peak <= 2 * largest, "{peak} of {largest}");
+        assert!(lab.allocator.stats().idle.parks >= 127);
+        lab.allocator.validate().unwrap();
     }
 }

@@ -4,7 +4,6 @@ use gpupool_allocator::{
     AllocError, Config, Contents, IdleOptions, Lending, OnLoan, OnUse, Policy, PoolError, PoolId, Preset, Residency,
     Stream, Which,
 };
-use gpupool_device::Call;
 use gpupool_graph_capture::{CaptureOptions, Executable, Graph, LaunchError};
 use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
 use gpupool_tests::graph_bench::{Block, EAGER, KIB, Lab, MIB};
@@ -25,7 +24,7 @@ fn lab(scheduler: Scheduler, config: Config) -> Lab {
 
 /// A graph with a pool of its own that copies `input` (outside) through scratch memory to an output that is held.
 struct Serving {
-    graph: Graph<SimDevice>,
+    _graph: Graph<SimDevice>,
     exec: Executable<SimDevice>,
     output: Block,
     pool: PoolId,
@@ -47,7 +46,7 @@ fn serving(lab: &Lab, s: &Stream<SimDevice>, input: &Block, bytes: u64) -> Servi
         output
     });
     let pool = graph.pool();
-    Serving { graph, exec, output, pool }
+    Serving { _graph: graph, exec, output, pool }
 }
 
 /// Every policy under every kind of schedule.
@@ -83,5 +82,442 @@ fn a_parked_pool_gives_its_memory_back_and_a_launch_wakes_it() {
         assert_eq!(lab.device.memory_in_use(), before);
         assert_eq!(lab.allocator.residency(g.pool).unwrap(), Residency::Resident);
         lab.assert_clean();
+    });
+}
+
+#[test]
+fn a_parked_pool_whose_uses_are_refused_stays_away() {
+    everywhere(|lab| {
+        let s = lab.stream();
+        let input = lab.block(EAGER, 2 * MIB, &s);
+        lab.fill(&s, &input, 1);
+        let g = serving(lab, &s, &input, 2 * MIB);
+        lab.allocator.set_idle_options(g.pool, IdleOptions::new().with_on_use(OnUse::Refuse)).unwrap();
+        lab.allocator.park_pool(g.pool).unwrap();
+        let launched = g.exec.launch(&s);
+        let away = PoolError::Away { pool: g.pool, residency: Residency::Parked };
+        assert!(
+            matches!(&launched, Err(LaunchError::Pool { source: AllocError::Pool(e), .. }) if *e == away),
+            "{launched:?}"
+        );
+        assert!(launched.unwrap_err().to_string().contains("wake it first"));
+        let begun = lab.captures.begin(&s, CaptureOptions::new().with_pool(g.pool));
+        assert!(begun.is_err(), "a capture into it is refused too");
+        lab.allocator.wake_pool(g.pool).unwrap();
+        g.exec.launch(&s).unwrap();
+        lab.wait(&s);
+        assert_eq!(lab.word(&g.output), Some(3));
+    });
+}
+
+#[test]
+fn a_replay_under_way_is_waited_for_before_its_memory_goes() {
+    everywhere(|lab| {
+        let s = lab.stream();
+        let input = lab.block(EAGER, 6 * MIB, &s);
+        lab.fill(&s, &input, 1);
+        let g = serving(lab, &s, &input, 6 * MIB);
+        for round in 0..4 {
+            g.exec.launch(&s).unwrap();
+            // Nothing has run yet under the adversarial schedule; the race detector would see an unmap under a kernel.
+            lab.allocator.park_pool(g.pool).unwrap();
+            assert_eq!(lab.word(&g.output), Some(3), "round {round}");
+        }
+    });
+}
+
+#[test]
+fn contents_stay_in_place_or_are_copied_out_and_back_as_their_owners_say() {
+    everywhere(|lab| {
+        let s = lab.stream();
+        let input = lab.block(EAGER, 4 * MIB, &s);
+        lab.fill(&s, &input, 9);
+        let (graph, exec, [kept, copied, given_up]) = lab.capture(&s, CaptureOptions::new(), || {
+            let blocks = [0, 1, 2].map(|_| lab.block(GRAPH, 4 * MIB, &s));
+            blocks.iter().for_each(|b| lab.copy(&s, b, &input));
+            blocks
+        });
+        exec.launch(&s).unwrap();
+        lab.add(&s, &kept, 1);
+        lab.add(&s, &copied, 2);
+        lab.add(&s, &given_up, 3);
+        let before = lab.device.memory_in_use();
+        copied.allocation().set_contents(Contents::Copied).unwrap();
+        given_up.allocation().set_contents(Contents::Discarded).unwrap();
+        for _ in 0..2 {
+            let moved = lab.allocator.park_pool(graph.pool()).unwrap();
+            assert!(moved.kept_bytes >= 4 * MIB, "{moved:?}");
+            assert_eq!(
+                moved.copied_bytes > 0,
+                moved.kept_bytes < 12 * MIB || moved.bytes > 0 || moved.copied_bytes > 0
+            );
+            assert_eq!(lab.device.memory_in_use(), before - moved.bytes);
+            lab.allocator.validate().unwrap();
+            let state = lab.allocator.state();
+            let pool = state.pools.iter().find(|p| p.id == graph.pool()).unwrap();
+            assert_eq!((pool.residency, pool.away_bytes), (Residency::Parked, moved.bytes));
+            assert_eq!(pool.host_bytes, moved.copied_bytes);
+            lab.allocator.wake_pool(graph.pool()).unwrap();
+            assert_eq!((lab.word(&kept), lab.word(&copied)), (Some(10), Some(11)));
+            assert_eq!(lab.device.memory_in_use(), before);
+        }
+        exec.launch(&s).unwrap();
+        lab.wait(&s);
+        assert_eq!([&kept, &copied, &given_up].map(|b| lab.word(b)), [Some(9); 3]);
+    });
+}
+
+#[test]
+fn a_suspension_takes_everything_and_brings_everything_back() {
+    everywhere(|lab| {
+        let (s, other) = (lab.stream(), lab.stream());
+        let input = lab.block(EAGER, 3 * MIB, &s);
+        lab.fill(&s, &input, 30);
+        let eager = lab.block(EAGER, 700 * KIB, &other);
+        lab.fill(&other, &eager, 77);
+        let graphs = [1, 2, 5].map(|n| serving(lab, &s, &input, n * 512 * KIB));
+        graphs.iter().for_each(|g| drop(g.exec.launch(&s).unwrap()));
+        let lost = lab.block(EAGER, 4 * KIB, &s);
+        lost.allocation().set_contents(Contents::Discarded).unwrap();
+        let addresses =
+            || graphs.iter().map(|g| g.output.address()).chain([input.address(), eager.address()]).collect::<Vec<_>>();
+        let at = addresses();
+        for round in 0..3 {
+            if round == 1 {
+                lab.allocator.park_pool(graphs[0].pool).unwrap();
+            }
+            lab.allocator.suspend(&Which::All).unwrap();
+            assert_eq!(lab.device.memory_in_use(), 0, "everything of it left the device");
+            assert_eq!(lab.reserved(), 0);
+            lab.allocator.validate().unwrap();
+            assert!(matches!(lab.try_block(EAGER, MIB, &s).err(), Some(AllocError::Pool(PoolError::Away { .. }))));
+            assert!(matches!(graphs[0].exec.launch(&s), Err(LaunchError::Pool { .. })));
+            assert!(lab.allocator.wake_pool(graphs[0].pool).is_err(), "a suspended pool is resumed, not woken");
+            lab.allocator.resume(&Which::All).unwrap();
+            assert_eq!(addresses(), at);
+            assert_eq!((lab.word(&input), lab.word(&eager)), (Some(30), Some(77)));
+            assert!(graphs.iter().all(|g| lab.word(&g.output) == Some(32)));
+            lab.allocator.validate().unwrap();
+        }
+        lab.fill(&s, &input, 60);
+        graphs.iter().for_each(|g| drop(g.exec.launch(&s).unwrap()));
+        lab.wait(&s);
+        assert!(graphs.iter().all(|g| lab.word(&g.output) == Some(62)));
+    });
+}
+
+#[test]
+fn a_suspension_by_tag_leaves_others_alone() {
+    everywhere(|lab| {
+        let s = lab.stream();
+        let input = lab.block(EAGER, MIB, &s);
+        lab.fill(&s, &input, 1);
+        let (a, b) = (serving(lab, &s, &input, MIB), serving(lab, &s, &input, MIB));
+        lab.allocator.set_idle_options(a.pool, IdleOptions::new().with_tag("night")).unwrap();
+        let night = Which::Tag("night".to_owned());
+        lab.allocator.suspend(&night).unwrap();
+        assert_eq!(lab.allocator.residency(a.pool).unwrap(), Residency::Suspended);
+        assert_eq!(lab.allocator.residency(b.pool).unwrap(), Residency::Resident);
+        b.exec.launch(&s).unwrap();
+        assert!(a.exec.launch(&s).is_err());
+        lab.allocator.resume(&night).unwrap();
+        a.exec.launch(&s).unwrap();
+        lab.wait(&s);
+        assert_eq!((lab.word(&a.output), lab.word(&b.output)), (Some(3), Some(3)));
+    });
+}
+
+#[test]
+fn a_run_is_lent_or_the_replays_and_never_both() {
+    everywhere(|lab| {
+        let (s, other) = (lab.stream(), lab.stream());
+        let input = lab.block(EAGER, 12 * MIB, &s);
+        lab.fill(&s, &input, 4);
+        let g = serving(lab, &s, &input, 12 * MIB);
+        let options = IdleOptions::new().with_lending(Lending::BeforeGrowth);
+        lab.allocator.set_idle_options(g.pool, options.clone()).unwrap();
+        g.exec.launch(&s).unwrap();
+        lab.wait(&s);
+        let (before, reserved) = (lab.device.memory_in_use(), lab.reserved());
+        let loan = lab.block(EAGER, 11 * MIB, &other);
+        assert_eq!((lab.device.memory_in_use(), lab.reserved()), (before, reserved), "no memory was taken for it");
+        assert_eq!(lab.allocator.residency(g.pool).unwrap(), Residency::Lent);
+        let state = lab.allocator.state();
+        let pool = state.pools.iter().find(|p| p.id == g.pool).unwrap();
+        assert!(pool.lent_bytes >= 11 * MIB);
+        assert_eq!(lab.allocator.stats().idle.loans, 1);
+        lab.fill(&other, &loan, 99);
+        let refused = g.exec.launch(&s);
+        assert!(
+            matches!(
+                &refused,
+                Err(LaunchError::Pool { source: AllocError::Pool(PoolError::LoansOut { loans: 1, .. }), .. })
+            ),
+            "{refused:?}"
+        );
+        let parked = lab.allocator.park_pool(g.pool);
+        assert!(matches!(parked, Err(AllocError::Pool(PoolError::LoansOut { .. }))), "{parked:?}");
+        assert!(lab.allocator.suspend(&Which::All).is_err());
+        assert_eq!(lab.allocator.residency(g.pool).unwrap(), Residency::Lent);
+        // Freed with work on two streams still to come: the replay waits for both, on the device.
+        loan.record(&s);
+        let third = lab.stream();
+        lab.order(&other, &third);
+        lab.add(&third, &loan, 1);
+        loan.free_on(&third);
+        g.exec.launch(&s).unwrap();
+        lab.wait(&s);
+        assert_eq!(lab.word(&g.output), Some(6));
+        lab.device.run_until_idle();
+        lab.assert_clean();
+    });
+}
+
+#[test]
+fn the_smallest_run_that_fits_is_lent_and_runs_count_and_not_segments() {
+    for config in configs() {
+        let lab = lab(Scheduler::InOrder, config);
+        let s = lab.stream();
+        let input = lab.block(EAGER, 40 * MIB, &s);
+        lab.fill(&s, &input, 1);
+        let lend = || IdleOptions::new().with_lending(Lending::BeforeGrowth);
+        let large = serving(&lab, &s, &input, 40 * MIB);
+        let (graph, exec, held) = lab.capture(&s, CaptureOptions::new(), || {
+            // A free run of 16 MiB between two blocks that are held.
+            let [a, b, c] = [2, 16, 2].map(|n| lab.block(GRAPH, n * MIB, &s));
+            [&a, &b, &c].into_iter().for_each(|x| lab.fill(&s, x, 3));
+            drop(b);
+            [a, c]
+        });
+        exec.launch(&s).unwrap();
+        large.exec.launch(&s).unwrap();
+        lab.wait(&s);
+        lab.allocator.set_idle_options(large.pool, lend()).unwrap();
+        lab.allocator.set_idle_options(graph.pool(), lend()).unwrap();
+        let before = lab.device.memory_in_use();
+        let loan = lab.block(EAGER, 15 * MIB, &s);
+        let pools = lab.allocator.state().pools;
+        let lent = |id| pools.iter().find(|p| p.id == id).unwrap().lent_bytes;
+        assert!(lent(graph.pool()) >= 15 * MIB && lent(large.pool) == 0, "{pools:?}");
+        assert_eq!(lab.device.memory_in_use(), before);
+        drop(loan);
+        drop(held);
+        lab.assert_clean();
+    }
+}
+
+#[test]
+fn a_launch_that_may_wait_waits_for_the_loan_to_be_freed() {
+    let lab = lab(Scheduler::InOrder, Config::new(Policy::Segments));
+    let (s, other) = (lab.stream(), lab.stream());
+    let input = lab.block(EAGER, 12 * MIB, &s);
+    lab.fill(&s, &input, 4);
+    let g = serving(&lab, &s, &input, 12 * MIB);
+    let options = IdleOptions::new().with_lending(Lending::BeforeGrowth).with_on_loan(OnLoan::Wait);
+    lab.allocator.set_idle_options(g.pool, options).unwrap();
+    g.exec.launch(&s).unwrap();
+    lab.wait(&s);
+    let loan = lab.block(EAGER, 11 * MIB, &other);
+    lab.fill(&other, &loan, 5);
+    std::thread::scope(|scope| {
+        let launched = scope.spawn(|| g.exec.launch(&s).map(drop));
+        drop(loan);
+        launched.join().unwrap().unwrap();
+    });
+    lab.wait(&s);
+    assert_eq!(lab.word(&g.output), Some(6));
+    lab.device.run_until_idle();
+    lab.assert_clean();
+}
+
+#[test]
+fn idle_pools_are_parked_before_out_of_memory_is_reported() {
+    for config in configs() {
+        let sim = SimConfig::default().with_capacity(100 * MIB);
+        let lab = Lab::with(sim, config);
+        let s = lab.stream();
+        let input = lab.block(EAGER, 20 * MIB, &s);
+        lab.fill(&s, &input, 4);
+        let g = serving(&lab, &s, &input, 20 * MIB);
+        g.exec.launch(&s).unwrap();
+        let error = lab.try_block(EAGER, 70 * MIB, &s).err().unwrap();
+        let AllocError::OutOfMemory(report) = &error else { panic!("{error}") };
+        assert!(report.parkable >= 36 * MIB && report.to_string().contains("more could go"), "{report}");
+        lab.allocator.set_idle_options(g.pool, IdleOptions::new().with_park_when_short(true)).unwrap();
+        let block = lab.block(EAGER, 70 * MIB, &s);
+        assert_eq!(lab.allocator.residency(g.pool).unwrap(), Residency::Parked);
+        lab.fill(&s, &block, 1);
+        // There is no room to wake it: an error that says so, and it is parked as before.
+        let refused = g.exec.launch(&s);
+        assert!(
+            matches!(&refused, Err(LaunchError::Pool { source: AllocError::Pool(PoolError::NoMemory { .. }), .. })),
+            "{refused:?}"
+        );
+        assert_eq!(lab.allocator.residency(g.pool).unwrap(), Residency::Parked);
+        lab.allocator.validate().unwrap();
+        let error = lab.try_block(EAGER, 90 * MIB, &s).err().unwrap();
+        let AllocError::OutOfMemory(report) = &error else { panic!("{error}") };
+        assert!(report.away > 0, "{report}");
+        drop(block);
+        g.exec.launch(&s).unwrap();
+        lab.wait(&s);
+        assert_eq!(lab.word(&g.output), Some(6));
+        lab.assert_clean();
+    }
+}
+
+#[test]
+fn memory_that_cannot_leave_its_addresses_is_refused_with_the_reason() {
+    use gpupool_allocator::config::VirtualMemory;
+    let plain = Config::new(Policy::Segments).with_virtual_memory(VirtualMemory::Never);
+    let lab = lab(Scheduler::InOrder, plain);
+    let s = lab.stream();
+    let input = lab.block(EAGER, MIB, &s);
+    lab.fill(&s, &input, 1);
+    let g = serving(&lab, &s, &input, MIB);
+    let refused = lab.allocator.park_pool(g.pool);
+    assert!(matches!(refused, Err(AllocError::Pool(PoolError::CannotMove { .. }))), "{refused:?}");
+    assert!(refused.unwrap_err().to_string().contains("plain memory"));
+    assert!(lab.allocator.suspend(&Which::All).is_err());
+    g.exec.launch(&s).unwrap();
+    lab.wait(&s);
+    assert_eq!(lab.word(&g.output), Some(3));
+    let unknown = lab.allocator.park_pool(PoolId::fresh());
+    assert!(matches!(unknown, Err(AllocError::Pool(PoolError::Unknown { .. }))));
+    lab.assert_clean();
+}
+
+#[test]
+fn a_move_is_refused_while_a_capture_draws_from_the_pool() {
+    everywhere(|lab| {
+        let s = lab.stream();
+        let input = lab.block(EAGER, MIB, &s);
+        lab.fill(&s, &input, 1);
+        let g = serving(lab, &s, &input, MIB);
+        let capture = lab.begin(&s, CaptureOptions::new().with_pool(g.pool));
+        let refused = lab.allocator.park_pool(g.pool);
+        assert!(matches!(refused, Err(AllocError::PoolInCapture { .. })), "{refused:?}");
+        let scratch = lab.block(GRAPH, MIB, &s);
+        lab.copy(&s, &scratch, &input);
+        drop(scratch);
+        let second = capture.end().unwrap().instantiate(Default::default()).unwrap();
+        // A parked pool is woken by a capture into it.
+        lab.allocator.park_pool(g.pool).unwrap();
+        let capture = lab.begin(&s, CaptureOptions::new().with_pool(g.pool));
+        assert_eq!(lab.allocator.residency(g.pool).unwrap(), Residency::Resident);
+        drop(capture);
+        second.launch(&s).unwrap();
+        g.exec.launch(&s).unwrap();
+        lab.wait(&s);
+        assert_eq!(lab.word(&g.output), Some(3));
+    });
+}
+
+#[test]
+fn blocks_freed_while_their_pool_is_away_are_free_when_it_is_back() {
+    everywhere(|lab| {
+        let s = lab.stream();
+        let input = lab.block(EAGER, 3 * MIB, &s);
+        lab.fill(&s, &input, 1);
+        let (graph, exec, blocks) = lab.capture(&s, CaptureOptions::new(), || {
+            [0, 1, 2, 3].map(|_| {
+                let block = lab.block(GRAPH, 3 * MIB, &s);
+                lab.copy(&s, &block, &input);
+                block
+            })
+        });
+        exec.launch(&s).unwrap();
+        let pool = graph.pool();
+        let options = IdleOptions::new().with_parked_contents(Contents::Copied);
+        lab.allocator.set_idle_options(pool, options).unwrap();
+        let [a, b, c, d] = blocks;
+        drop(a);
+        lab.wait(&s);
+        lab.allocator.park_pool(pool).unwrap();
+        assert_eq!(lab.pool_bytes(pool), 0);
+        drop(b);
+        drop(c);
+        lab.allocator.validate().unwrap();
+        lab.allocator.wake_pool(pool).unwrap();
+        lab.allocator.validate().unwrap();
+        assert_eq!(lab.word(&d), Some(1));
+        // A capture into the pool finds all that was freed in one piece.
+        let before = lab.pool_bytes(pool);
+        let (_, more, ()) =
+            lab.capture(&s, CaptureOptions::new().with_pool(pool), || drop(lab.block(GRAPH, 6 * MIB, &s)));
+        assert_eq!(lab.pool_bytes(pool), before);
+        drop((more, exec, graph, d, input));
+        lab.wait(&s);
+        lab.captures.tidy();
+        lab.assert_clean();
+    });
+}
+
+#[test]
+fn a_parked_pool_that_nobody_uses_any_more_leaves_nothing() {
+    for config in configs() {
+        for suspended in [false, true] {
+            let lab = lab(Scheduler::InOrder, config.clone());
+            let s = lab.stream();
+            let input = lab.block(EAGER, 3 * MIB, &s);
+            let g = serving(&lab, &s, &input, 3 * MIB);
+            match suspended {
+                true => lab.allocator.suspend(&Which::All).map(drop).unwrap(),
+                false => lab.allocator.park_pool(g.pool).map(drop).unwrap(),
+            }
+            drop((g, input));
+            if suspended {
+                lab.allocator.resume(&Which::All).unwrap();
+            }
+            drop(s);
+            lab.close();
+        }
+    }
+}
+
+#[test]
+fn a_pool_outlives_its_allocator_parked_or_not() {
+    for config in configs() {
+        let lab = lab(Scheduler::InOrder, config);
+        let s = lab.stream();
+        let input = lab.block(EAGER, 3 * MIB, &s);
+        lab.fill(&s, &input, 1);
+        let g = serving(&lab, &s, &input, 3 * MIB);
+        lab.allocator.park_pool(g.pool).unwrap();
+        let Lab { device, allocator, captures } = lab;
+        drop((allocator, captures));
+        g.exec.launch(&s).unwrap();
+        device.run_until_idle();
+        assert_eq!(device.read_bytes(g.output.address(), 4), Some(vec![3, 0, 0, 0]));
+        drop((g, input, s));
+        assert_eq!((device.memory_in_use(), device.address_space_in_use()), (0, 0));
+        assert_eq!(device.reports(), []);
+    }
+}
+
+#[test]
+fn a_pool_of_scopes_is_parked_and_woken_by_its_next_request() {
+    use gpupool_allocator::Filter;
+    everywhere(|lab| {
+        let s = lab.stream();
+        let pool = PoolId::fresh();
+        lab.allocator.begin_allocate_to_pool(pool, Filter::All).unwrap();
+        let held = lab.block(EAGER, 2 * MIB, &s);
+        lab.fill(&s, &held, 8);
+        for bytes in [30 * MIB, 3 * MIB, 100 * KIB] {
+            let block = lab.block(EAGER, bytes, &s);
+            lab.fill(&s, &block, 1);
+        }
+        let moved = lab.allocator.park_pool(pool).unwrap();
+        assert!(moved.bytes > 0);
+        lab.allocator.validate().unwrap();
+        let block = lab.block(EAGER, 3 * MIB, &s);
+        assert_eq!(lab.allocator.residency(pool).unwrap(), Residency::Resident);
+        lab.fill(&s, &block, 2);
+        lab.wait(&s);
+        assert_eq!((lab.word(&block), lab.word(&held)), (Some(2), Some(8)));
+        drop((block, held));
+        lab.allocator.end_allocate_to_pool(pool).unwrap();
+        lab.allocator.release_pool(pool).unwrap();
     });
 }

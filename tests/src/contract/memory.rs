@@ -24,6 +24,9 @@ pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
         ("checksums tell order from contents", checksums),
         ("kernels refuse ranges that make no sense", kernel_ranges),
         ("zeroed memory is zeroed again after it was used", zeroed_again),
+        ("pinned memory is copied to and from, by parts", pinned),
+        ("pinned memory refuses what makes no sense", pinned_refusals),
+        ("contents survive new memory at their addresses", moved_and_back),
     ]
 }
 
@@ -328,4 +331,62 @@ fn asked<S: Subject>(s: &S) {
     assert!(wrong.is_empty(), "{wrong:?}");
     d.unmap(at, 8 * PAGE).unwrap();
     d.address_free(at, 8 * PAGE).unwrap();
+}
+
+fn pinned<S: Subject>(s: &S) {
+    let (d, st) = (s.device(), stream(s.device()));
+    let (a, b) = (mapped(d, PAGE), mapped(d, PAGE));
+    let host = d.host_alloc(2 * PAGE).unwrap();
+    d.launch(st, Kernel::Fill { dst: a, bytes: PAGE, value: 7 }).unwrap();
+    d.launch(st, Kernel::Add { dst: a.offset(PAGE / 2), bytes: PAGE / 2, value: 1 }).unwrap();
+    d.stream_synchronize(st).unwrap();
+    d.copy_to_host(host, PAGE, a, PAGE).unwrap();
+    // The halves change places.
+    d.copy_from_host(b, host, PAGE + PAGE / 2, PAGE / 2).unwrap();
+    d.copy_from_host(b.offset(PAGE / 2), host, PAGE, PAGE / 2).unwrap();
+    assert_eq!(words(d, st, b.offset(PAGE / 2 - 8), 4), [8, 8, 7, 7]);
+    assert_eq!(words(d, st, b.offset(PAGE - 8), 2), [7, 7]);
+    d.host_free(host).unwrap();
+    unmapped(d, a, PAGE);
+    unmapped(d, b, PAGE);
+}
+
+fn pinned_refusals<S: Subject>(s: &S) {
+    let d = s.device();
+    let a = mapped(d, PAGE);
+    assert_eq!(code_of(d.host_alloc(0)), code::INVALID_VALUE);
+    let host = d.host_alloc(4096).unwrap();
+    for (offset, bytes) in [(0, 0), (0, 8192), (4096, 4), (u64::MAX - 3, 8)] {
+        assert_eq!(code_of(d.copy_to_host(host, offset, a, bytes)), code::INVALID_VALUE, "{offset} {bytes}");
+        assert_eq!(code_of(d.copy_from_host(a, host, offset, bytes)), code::INVALID_VALUE, "{offset} {bytes}");
+    }
+    d.copy_to_host(host, 4092, a, 4).unwrap();
+    d.host_free(host).unwrap();
+    assert_eq!(code_of(d.host_free(host)), code::INVALID_VALUE, "twice");
+    assert_eq!(code_of(d.copy_to_host(host, 0, a, 4)), code::INVALID_VALUE, "given back");
+    unmapped(d, a, PAGE);
+}
+
+/// What a suspension does: memory leaves its addresses and other memory comes there.
+fn moved_and_back<S: Subject>(s: &S) {
+    let (d, st) = (s.device(), stream(s.device()));
+    let (at, first) = (d.address_reserve(4 * PAGE).unwrap(), d.handle_create(2 * PAGE).unwrap());
+    d.map(at, 2 * PAGE, first).unwrap();
+    d.set_access(at, 2 * PAGE).unwrap();
+    d.launch(st, Kernel::Fill { dst: at, bytes: 2 * PAGE, value: 11 }).unwrap();
+    d.stream_synchronize(st).unwrap();
+    let host = d.host_alloc(2 * PAGE).unwrap();
+    d.copy_to_host(host, 0, at, 2 * PAGE).unwrap();
+    d.unmap(at, 2 * PAGE).unwrap();
+    d.handle_release(first).unwrap();
+    let second = d.handle_create(4 * PAGE).unwrap();
+    d.map(at, 4 * PAGE, second).unwrap();
+    d.set_access(at, 4 * PAGE).unwrap();
+    d.copy_from_host(at, host, 0, 2 * PAGE).unwrap();
+    d.launch(st, Kernel::Add { dst: at, bytes: 4 * PAGE, value: 1 }).unwrap();
+    assert_eq!(words(d, st, at.offset(2 * PAGE - 8), 4), [12, 12, 1, 1]);
+    d.host_free(host).unwrap();
+    d.unmap(at, 4 * PAGE).unwrap();
+    d.handle_release(second).unwrap();
+    d.address_free(at, 4 * PAGE).unwrap();
 }

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use gpupool_device::{
     Address, CaptureMode, CaptureStatus, Device, DriverResult, EventHandle, ExecHandle, GraphDevice, GraphHandle,
-    InstantiateFlags, Kernel, MemoryHandle, StreamHandle, StreamKind, Workbench, code, with_relaxed_capture,
+    HostMemory, InstantiateFlags, Kernel, MemoryHandle, StreamHandle, StreamKind, Workbench, code,
+    with_relaxed_capture,
 };
 use gpupool_sim_device::ForeignCall;
 
@@ -26,6 +27,7 @@ struct Fixture<'a, S: Subject> {
     captured: EventHandle,
     graph: GraphHandle,
     exec: ExecHandle,
+    pinned: HostMemory,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -78,11 +80,29 @@ fn fixture<S: Subject>(s: &S, mode: CaptureMode) -> Fixture<'_, S> {
     d.launch(other, Kernel::Fill { dst: block, bytes: 64, value: 1 }).unwrap();
     let graph = d.end_capture(other).unwrap();
     let exec = d.instantiate(graph, InstantiateFlags::default()).unwrap();
+    let pinned = d.host_alloc(4096).unwrap();
+    d.stream_synchronize(other).unwrap();
     d.begin_capture(capturing, mode).unwrap();
     d.launch(capturing, Kernel::Fill { dst: block, bytes: 64, value: 2 }).unwrap();
     d.event_record(captured, capturing).unwrap();
     let mapped = reserved;
-    Fixture { s, d, capturing, other, idle, block, reserved, mapped, handle, spare, outside, captured, graph, exec }
+    Fixture {
+        s,
+        pinned,
+        d,
+        capturing,
+        other,
+        idle,
+        block,
+        reserved,
+        mapped,
+        handle,
+        spare,
+        outside,
+        captured,
+        graph,
+        exec,
+    }
 }
 
 type Row<S> = (&'static str, Rule, fn(&Fixture<'_, S>) -> DriverResult<()>);
@@ -101,6 +121,10 @@ fn rows<S: Subject>() -> Vec<Row<S>> {
         ("cuMemAllocAsync on another stream", Rule::Unsafe, |f| f.s.foreign(ForeignCall::MemAllocAsync, f.other)),
         ("cuMemPoolTrimTo", Rule::Unsafe, |f| f.s.foreign(ForeignCall::MemPoolTrimTo, f.other)),
         ("cuMemHostAlloc", Rule::Unsafe, |f| f.s.foreign(ForeignCall::MemHostAlloc, f.other)),
+        ("pinning memory of the host", Rule::Unsafe, |f| f.d.host_alloc(4096).map(drop)),
+        ("giving pinned memory back", Rule::Unsafe, |f| f.d.host_free(f.pinned)),
+        ("a copy to pinned memory, waited for", Rule::Unsafe, |f| f.d.copy_to_host(f.pinned, 0, f.block, 64)),
+        ("a copy from pinned memory, waited for", Rule::Unsafe, |f| f.d.copy_from_host(f.block, f.pinned, 0, 64)),
         ("cuMemRelease", Rule::Permitted, |f| f.d.handle_release(f.handle)),
         ("cuMemAddressFree", Rule::Permitted, |f| {
             f.d.unmap(f.mapped, PAGE)?;

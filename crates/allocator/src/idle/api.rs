@@ -26,7 +26,8 @@ impl<D: Device> Allocator<D> {
         inner.set_idle(&*inner.pools.get(id)?, options)
     }
 
-    /// Where a private pool's memory is. A pool is [`Lent`](Residency::Lent) as long as a run of it is out.
+    /// Where a private pool's memory is. A pool is [`Lent`](Residency::Lent) as long as a run of it is out, or was freed and is still used by
+    /// some stream: of a lent pool the driver is asked about that.
     ///
     /// # Errors
     ///
@@ -34,6 +35,7 @@ impl<D: Device> Allocator<D> {
     pub fn residency(&self, id: PoolId) -> Result<Residency, AllocError> {
         let pool = self.inner().pools.get(id)?;
         if pool.arena.idle.residency() == Residency::Lent {
+            pool.arena.poll(true);
             pool.arena.look_at_loans(&[]);
         }
         Ok(pool.arena.idle.residency())
