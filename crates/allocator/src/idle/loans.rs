@@ -33,8 +33,8 @@ impl ArenaState {
     /// The smallest free run for `size`: its lane and units.
     pub(crate) fn best_run(&self, part: Part, size: Units) -> Option<(Units, u32)> {
         let best = |lane: u32| {
-            let found = self.lanes[lane as usize].index.best_fit(&self.blocks, &self.segments, size)?;
-            Some((self.blocks[found].size, lane))
+            let found = self.lanes[lane as usize].index.best_fit(&self.blocks, size)?;
+            Some((self.blocks[found.id].size, lane))
         };
         self.lending_lanes(part).filter_map(best).min()
     }
@@ -74,12 +74,13 @@ impl<D: Device> Arena<D> {
         let (_, lane) = state.best_run(request.part, to_units(request.size)?)?;
         let block = state.take_uncut(lane, request.size, &self.counters)?;
         let handed = state.hand_out(block, request.size, request.requested, &self.counters)?;
+        state.record_owner(handed.block, &request.core);
         request.note(&state, &handed);
         state.idle.loans.push(Loan { block: handed.block, generation: handed.generation });
         self.idle.set(Residency::Lent);
         drop(state);
         self.shared.totals.lock().idle.lent(handed.bytes);
-        Some(Served { arena: Arc::clone(self), handed, borrower: Some(Arc::clone(&request.core)) })
+        Some(Served { arena: Arc::clone(self), handed })
     }
 
     /// Loans that are out in these ranges, which are in order; and whether the pool is resident again because none is out anywhere.
