@@ -154,7 +154,7 @@ impl fmt::Display for Advice {
             ),
             Self::ShareStreams { other_streams } => write!(
                 f,
-                "{} is free on other streams in segments that they still use: allocate on fewer streams",
+                "{} is free on other streams in segments that they still use: allocate on fewer streams, and retire (`retire_stream`) those that are done",
                 Size(*other_streams)
             ),
             Self::ReleasePools { free } => {

@@ -106,17 +106,25 @@ pub(crate) fn read_one(path: &Path) -> Result<Trace, Failure> {
 }
 
 fn read_with_notes(path: &Path) -> Result<WhatIf, Failure> {
-    let mut first = [0];
-    let snapshot = File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok_and(|()| {
-        // A pickle, or a JSON object.
-        matches!(first[0], 0x80 | b'{')
-    });
-    if !snapshot {
+    let mut begin = Vec::new();
+    let file = File::open(path).map_err(|error| Failure::Read { path: path.to_owned(), error })?;
+    // What cannot be read says so when it is read as a trace.
+    let _ = file.take(BEGINNING).read_to_end(&mut begin);
+    if !is_snapshot(&begin) {
         return Ok(WhatIf { trace: Trace::read(path)?, notes: Vec::new() });
     }
     let name = path.display().to_string();
     let file = File::open(path).map_err(|error| Failure::Read { path: path.to_owned(), error })?;
     Ok(what_if(&name, &Snapshot::read(&name, file)?)?)
+}
+
+/// How many bytes of a file tell what it is.
+const BEGINNING: u64 = 256;
+
+/// A pickle, or a JSON object; but a trace that somebody unpacked also begins with an object, its header.
+fn is_snapshot(begin: &[u8]) -> bool {
+    let header = begin.windows(11).any(|word| word == b"torch-trace");
+    matches!(begin.first(), Some(0x80 | b'{')) && !header
 }
 
 fn one(arguments: &Replay, trace: &Trace, policy: Policy) -> Result<Replayed, Failure> {

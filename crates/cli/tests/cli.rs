@@ -274,7 +274,11 @@ fn bad_input_is_status_2_with_file_and_line() {
     refused(&["replay", &good, &cut.display().to_string(), "--json"], "gzip data end too early");
     let file = write_gzip("unknown.jsonl.gz", "{\"format\":\"conform-1\"}\n");
     refused(&["conform", &file], "unknown.jsonl.gz: line 1");
-    refused(&["replay", "/no/such/file"], "/no/such/file: line 1: cannot read the file");
+    refused(&["replay", "/no/such/file"], "/no/such/file: ");
+    refused(&["conform", "/no/such/file"], "/no/such/file: cannot read the file");
+    let unpacked = temporary("unpacked.trace");
+    std::fs::write(&unpacked, format!("{HEADER}\na 1 512 0\n")).unwrap();
+    refused(&["replay", &unpacked.display().to_string()], "this is not a gzip file");
 }
 
 #[test]

@@ -20,7 +20,7 @@ pub enum TextProblem {
     #[error("cannot read the file: {0}")]
     Io(#[source] io::Error),
     /// The file does not begin as gzip does.
-    #[error("this is not a gzip file")]
+    #[error("this is not a gzip file (traces and conformance files are gzip: pack it)")]
     NotGzip,
     /// The file ends inside its compressed data.
     #[error("the file is truncated: its gzip data end too early")]
@@ -49,6 +49,11 @@ pub enum TextProblem {
     /// The line is no text.
     #[error("the line is not UTF-8 text")]
     NotText,
+}
+
+/// "line N: " as errors begin; nothing for line 0, the file as a whole.
+pub(crate) fn at_line(line: u64) -> String {
+    if line == 0 { String::new() } else { format!("line {line}: ") }
 }
 
 /// How much is read at most.

@@ -5,11 +5,11 @@ use crate::trace::MAX_BYTES;
 
 /// A conformance file cannot be used, and why.
 #[derive(Debug, thiserror::Error)]
-#[error("{file}: line {line}: {problem}")]
+#[error("{file}: {}{problem}", crate::text::at_line(*line))]
 pub struct ConformError {
     /// The file, or what stands for one.
     pub file: String,
-    /// The line, from 1; the header is line 1.
+    /// The line, from 1; the header is line 1. 0 if the file could not be opened.
     pub line: u64,
     /// What is wrong there.
     #[source]

@@ -52,7 +52,7 @@ impl Script {
         let name = path.display().to_string();
         match File::open(path) {
             Ok(file) => Self::parse(&name, file),
-            Err(error) => Err(ConformError { file: name, line: 1, problem: TextProblem::Io(error).into() }),
+            Err(error) => Err(ConformError { file: name, line: 0, problem: TextProblem::Io(error).into() }),
         }
     }
 

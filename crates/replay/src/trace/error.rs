@@ -4,11 +4,11 @@ use crate::text::TextProblem;
 
 /// A trace cannot be used, and why.
 #[derive(Debug, thiserror::Error)]
-#[error("{file}: line {line}: {problem}")]
+#[error("{file}: {}{problem}", crate::text::at_line(*line))]
 pub struct TraceError {
     /// The file, or what stands for one.
     pub file: String,
-    /// The line, from 1; the header is line 1.
+    /// The line, from 1; the header is line 1. 0 if the file could not be opened.
     pub line: u64,
     /// What is wrong there.
     #[source]

@@ -26,7 +26,7 @@ impl Trace {
         let name = path.display().to_string();
         match File::open(path) {
             Ok(file) => Self::parse(&name, file),
-            Err(error) => Err(TraceError { file: name, line: 1, problem: TextProblem::Io(error).into() }),
+            Err(error) => Err(TraceError { file: name, line: 0, problem: TextProblem::Io(error).into() }),
         }
     }
 
