@@ -42,10 +42,11 @@ impl Pair {
 /// a recount gives.
 pub fn recount(state: &State, strictness: Strictness) -> Result<(), String> {
     let mut end = 0;
+    let held = |segment: &SegmentState| is_away(state, segment);
     for segment in &state.segments {
         ensure(segment.address.0 >= end, || format!("segment {} overlaps the one before", segment.address))?;
         end = segment.address.0 + segment.size;
-        tiles(segment)?;
+        tiles(segment, held(segment))?;
     }
     let ordinals: BTreeSet<u64> = state.segments.iter().map(|s| s.ordinal).collect();
     ensure(ordinals.len() == state.segments.len(), || "two segments have one number".to_owned())?;
@@ -53,7 +54,13 @@ pub fn recount(state: &State, strictness: Strictness) -> Result<(), String> {
     peaks(state)
 }
 
-fn tiles(segment: &SegmentState) -> Result<(), String> {
+/// Whether a segment is of a pool whose memory is away: what is free there is held, in no index and not merged.
+fn is_away(state: &State, segment: &SegmentState) -> bool {
+    let of_pool = state.pools.iter().any(|p| p.id == segment.pool && p.residency.is_away());
+    of_pool || segment.backing == BackingKind::Away
+}
+
+fn tiles(segment: &SegmentState, held: bool) -> Result<(), String> {
     let (mut at, mut free_before) = (segment.address, None);
     for block in &segment.blocks {
         let place = || format!("block {} of segment {}", block.address, segment.address);
@@ -66,7 +73,7 @@ fn tiles(segment: &SegmentState) -> Result<(), String> {
         let free = inactive && !block.binned;
         // A range of pages may serve several streams.
         let same = segment.backing != BackingKind::Pages || free_before == Some(block.stream);
-        ensure(!(free && free_before.is_some() && same), || {
+        ensure(held || !(free && free_before.is_some() && same), || {
             format!("{} and the one before it are both free", place())
         })?;
         ensure(inactive || block.requested <= block.size, || {
@@ -109,12 +116,15 @@ fn sum_up(state: &State) -> Sums {
     };
     for segment in &state.segments {
         let (part, size) = (segment.part, segment.size as i64);
-        sums.segment.add(part, 1);
-        sums.reserved_bytes.add(part, size);
-        sums.oversize_segments += i64::from(segment.size >= max_split);
-        if !segment.pool.is_default() {
-            sums.pools.entry(segment.pool).or_default().1.add(part, size);
+        if segment.backing != BackingKind::Away {
+            sums.segment.add(part, 1);
+            sums.reserved_bytes.add(part, size);
+            sums.oversize_segments += i64::from(segment.size >= max_split);
+            if !segment.pool.is_default() {
+                sums.pools.entry(segment.pool).or_default().1.add(part, size);
+            }
         }
+        let held = is_away(state, segment);
         for block in &segment.blocks {
             let bytes = block.size as i64;
             if block.status == BlockStatus::ActiveAllocated {
@@ -129,6 +139,8 @@ fn sum_up(state: &State) -> Sums {
                 sums.active.add(part, 1);
                 sums.active_bytes.add(part, bytes);
                 sums.requested_bytes.add(part, block.requested as i64);
+            } else if held {
+                // In no index, and counted nowhere.
             } else if segment.blocks.len() > 1 || segment.backing == BackingKind::Pages {
                 // A run of pages is a part of a larger range.
                 sums.inactive_split.add(part, 1);

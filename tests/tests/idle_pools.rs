@@ -7,6 +7,7 @@ use gpupool_allocator::{
 use gpupool_graph_capture::{CaptureOptions, Executable, Graph, LaunchError};
 use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
 use gpupool_tests::graph_bench::{Block, EAGER, KIB, Lab, MIB};
+use gpupool_tests::recount::{Strictness, recount};
 
 /// Policies whose pools can go away.
 fn configs() -> [Config; 4] {
@@ -56,6 +57,7 @@ fn everywhere(test: impl Fn(&Lab)) {
             let lab = lab(scheduler, config.clone());
             test(&lab);
             lab.assert_clean();
+            recount(&lab.allocator.state(), Strictness::Exact).unwrap();
         }
     }
 }
@@ -126,6 +128,7 @@ fn a_replay_under_way_is_waited_for_before_its_memory_goes() {
     });
 }
 
+// Catalogue: 47.
 #[test]
 fn contents_stay_in_place_or_are_copied_out_and_back_as_their_owners_say() {
     everywhere(|lab| {
@@ -153,6 +156,7 @@ fn contents_stay_in_place_or_are_copied_out_and_back_as_their_owners_say() {
             );
             assert_eq!(lab.device.memory_in_use(), before - moved.bytes);
             lab.allocator.validate().unwrap();
+            recount(&lab.allocator.state(), Strictness::Exact).unwrap();
             let state = lab.allocator.state();
             let pool = state.pools.iter().find(|p| p.id == graph.pool()).unwrap();
             assert_eq!((pool.residency, pool.away_bytes), (Residency::Parked, moved.bytes));
@@ -167,6 +171,7 @@ fn contents_stay_in_place_or_are_copied_out_and_back_as_their_owners_say() {
     });
 }
 
+// Catalogue: 47, 78, 82.
 #[test]
 fn a_suspension_takes_everything_and_brings_everything_back() {
     everywhere(|lab| {
@@ -190,6 +195,7 @@ fn a_suspension_takes_everything_and_brings_everything_back() {
             assert_eq!(lab.device.memory_in_use(), 0, "everything of it left the device");
             assert_eq!(lab.reserved(), 0);
             lab.allocator.validate().unwrap();
+            recount(&lab.allocator.state(), Strictness::Exact).unwrap();
             assert!(matches!(lab.try_block(EAGER, MIB, &s).err(), Some(AllocError::Pool(PoolError::Away { .. }))));
             assert!(matches!(graphs[0].exec.launch(&s), Err(LaunchError::Pool { .. })));
             assert!(lab.allocator.wake_pool(graphs[0].pool).is_err(), "a suspended pool is resumed, not woken");
@@ -206,6 +212,7 @@ fn a_suspension_takes_everything_and_brings_everything_back() {
     });
 }
 
+// Catalogue: 82.
 #[test]
 fn a_suspension_by_tag_leaves_others_alone() {
     everywhere(|lab| {
@@ -227,6 +234,7 @@ fn a_suspension_by_tag_leaves_others_alone() {
     });
 }
 
+// Catalogue: 80.
 #[test]
 fn a_run_is_lent_or_the_replays_and_never_both() {
     everywhere(|lab| {
@@ -273,6 +281,7 @@ fn a_run_is_lent_or_the_replays_and_never_both() {
     });
 }
 
+// Catalogue: 80.
 #[test]
 fn the_smallest_run_that_fits_is_lent_and_runs_count_and_not_segments() {
     for config in configs() {
@@ -330,6 +339,7 @@ fn a_launch_that_may_wait_waits_for_the_loan_to_be_freed() {
     lab.assert_clean();
 }
 
+// Catalogue: 78.
 #[test]
 fn idle_pools_are_parked_before_out_of_memory_is_reported() {
     for config in configs() {

@@ -12,7 +12,9 @@ fn threads_meet_in_every_order() {}
 mod checked {
     use std::sync::Arc;
 
-    use gpupool_allocator::{Allocator, Config, Policy, PoolId, Stream};
+    use gpupool_allocator::{
+        AllocError, Allocator, Config, IdleOptions, Lending, OnLoan, Policy, PoolError, PoolId, Stream,
+    };
     use gpupool_device::{InstantiateFlags, Kernel, StreamKind, Workbench};
     use gpupool_graph_capture::{CaptureError, CaptureOptions, Captures, LaunchOptions};
     use gpupool_sim_device::{SimConfig, SimDevice};
@@ -204,6 +206,88 @@ mod checked {
                 })
                 .collect();
             workers.into_iter().for_each(|w| w.join().unwrap());
+            bench.finish();
+        });
+    }
+
+    /// A graph that adds one to a block of its pool through scratch memory, and what a launch of it is refused for.
+    fn graph_of_a_pool(
+        bench: &Bench,
+        stream: &Stream<SimDevice>,
+    ) -> (PoolId, gpupool_graph_capture::Executable<SimDevice>) {
+        let capture = bench.captures.begin(stream, CaptureOptions::new()).unwrap();
+        let block = bench.allocator.alloc(3 << 20, stream).unwrap();
+        bench.fill(stream, block.address(), 3);
+        drop(block);
+        let pool = capture.pool();
+        (pool, capture.end().unwrap().instantiate(InstantiateFlags::default()).unwrap())
+    }
+
+    #[test]
+    fn a_launch_against_parking_and_waking() {
+        check(|| {
+            let bench = Bench::new();
+            let stream = bench.stream();
+            let (pool, exec) = graph_of_a_pool(&bench, &stream);
+            let worker = {
+                let bench = Arc::clone(&bench);
+                thread::spawn(move || {
+                    bench.allocator.park_pool(pool).unwrap();
+                    bench.allocator.wake_pool(pool).unwrap();
+                    bench.allocator.park_pool(pool).unwrap();
+                })
+            };
+            exec.launch(&stream).unwrap();
+            exec.launch(&stream).unwrap();
+            worker.join().unwrap();
+            bench.allocator.validate().unwrap();
+            drop(exec);
+            bench.finish();
+        });
+    }
+
+    #[test]
+    fn a_launch_against_a_loan() {
+        check(|| {
+            let bench = Bench::new();
+            let (stream, eager) = (bench.stream(), bench.stream());
+            let (pool, exec) = graph_of_a_pool(&bench, &stream);
+            let options = IdleOptions::new().with_lending(Lending::BeforeGrowth).with_on_loan(OnLoan::Wait);
+            bench.allocator.set_idle_options(pool, options).unwrap();
+            let worker = {
+                let bench = Arc::clone(&bench);
+                thread::spawn(move || {
+                    let loan = bench.allocator.alloc(3 << 20, &eager).unwrap();
+                    bench.fill(&eager, loan.address(), 9);
+                    drop(loan);
+                })
+            };
+            exec.launch(&stream).unwrap();
+            worker.join().unwrap();
+            drop(exec);
+            bench.finish();
+        });
+    }
+
+    #[test]
+    fn a_capture_into_a_pool_against_parking_it() {
+        check(|| {
+            let bench = Bench::new();
+            let stream = bench.stream();
+            let (pool, exec) = graph_of_a_pool(&bench, &stream);
+            let worker = {
+                let bench = Arc::clone(&bench);
+                thread::spawn(move || match bench.allocator.park_pool(pool) {
+                    Ok(_) | Err(AllocError::PoolInCapture { .. } | AllocError::Pool(PoolError::Busy { .. })) => {}
+                    // It cannot be learned while its stream captures whether its last run is over.
+                    Err(AllocError::Driver(_)) => {}
+                    Err(e) => panic!("{e}"),
+                })
+            };
+            capture_and_launch(&bench, &stream, CaptureOptions::new().with_pool(pool));
+            worker.join().unwrap();
+            bench.allocator.validate().unwrap();
+            drop(exec);
             bench.finish();
         });
     }

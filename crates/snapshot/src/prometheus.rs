@@ -60,6 +60,22 @@ fn figures(stats: &Stats) -> Vec<Figure> {
             samples: vec![(String::new(), value)],
         });
     }
+    for (name, help, value) in [
+        ("parks", "How often a pool was parked", stats.idle.parks),
+        ("wakes", "How often a parked pool was woken", stats.idle.wakes),
+        ("suspensions", "How often a pool was suspended", stats.idle.suspensions),
+        ("resumptions", "How often a suspended pool was resumed", stats.idle.resumptions),
+        ("away_bytes", "Bytes of idle pools that went away", stats.idle.away_bytes),
+        ("back_bytes", "Bytes of idle pools that came back", stats.idle.back_bytes),
+        ("loans", "Runs of idle pools that were lent", stats.idle.loans),
+    ] {
+        all.push(Figure {
+            name: format!("gpupool_idle_{name}_total"),
+            help: help.to_owned(),
+            grows: true,
+            samples: vec![(String::new(), i64::try_from(value).unwrap_or(i64::MAX))],
+        });
+    }
     all
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use gpupool_allocator::history::{self, HistoryState};
-use gpupool_allocator::state::{BlockStatus as Status, SegmentState};
+use gpupool_allocator::state::{BackingKind, BlockStatus as Status, SegmentState};
 use gpupool_allocator::{Part as AllocatorPart, State};
 use gpupool_graph_capture::Graph;
 use serde_json::{Value, json};
@@ -20,7 +20,9 @@ impl Snapshot {
     /// `PYTORCH_CUDA_ALLOC_CONF` string.
     #[must_use]
     pub fn of(state: &State, settings: &str) -> Self {
-        let mut segments: Vec<Segment> = state.segments.iter().map(|s| segment(s, state.device)).collect();
+        // What is away is no memory: its pool says so, and readers of PyTorch's layout would count it.
+        let there = state.segments.iter().filter(|s| s.backing != BackingKind::Away);
+        let mut segments: Vec<Segment> = there.map(|s| segment(s, state.device)).collect();
         segments.sort_by_key(|s| s.address);
         let mut gpupool = extra(state);
         let mut device_traces = vec![Vec::new(); state.device as usize + 1];
@@ -239,6 +241,11 @@ fn extra(state: &State) -> BTreeMap<String, Value> {
                 "captured": pool.captured,
                 "allocated_bytes": pool.allocated_bytes.all.current,
                 "reserved_bytes": pool.reserved_bytes.all.current,
+                "residency": pool.residency.to_string(),
+                "tag": pool.tag,
+                "away_bytes": pool.away_bytes,
+                "host_bytes": pool.host_bytes,
+                "lent_bytes": pool.lent_bytes,
             })
         })
         .collect();
