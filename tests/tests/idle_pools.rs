@@ -531,3 +531,55 @@ fn a_pool_of_scopes_is_parked_and_woken_by_its_next_request() {
         lab.allocator.release_pool(pool).unwrap();
     });
 }
+
+#[test]
+fn a_launch_whose_order_is_the_callers_business_still_comes_after_what_borrowed() {
+    use gpupool_graph_capture::{LaunchOptions, Sharing};
+    everywhere(|lab| {
+        let (s, other) = (lab.stream(), lab.stream());
+        let input = lab.block(EAGER, 12 * MIB, &s);
+        lab.fill(&s, &input, 4);
+        let g = serving(lab, &s, &input, 12 * MIB);
+        let options = IdleOptions::new().with_lending(Lending::BeforeGrowth);
+        lab.allocator.set_idle_options(g.pool, options).unwrap();
+        g.exec.launch(&s).unwrap();
+        lab.wait(&s);
+        let loan = lab.block(EAGER, 11 * MIB, &other);
+        lab.fill(&other, &loan, 99);
+        drop(loan);
+        g.exec.launch_with(&s, LaunchOptions::new().with_sharing(Sharing::Unchecked)).unwrap();
+        lab.wait(&s);
+        assert_eq!(lab.word(&g.output), Some(6));
+        lab.device.run_until_idle();
+    });
+}
+
+#[test]
+fn a_move_that_cannot_wait_for_a_capturing_stream_is_refused_and_changes_nothing() {
+    everywhere(|lab| {
+        let (s, capturing) = (lab.stream(), lab.stream());
+        let input = lab.block(EAGER, 3 * MIB, &s);
+        lab.fill(&s, &input, 1);
+        let g = serving(lab, &s, &input, 3 * MIB);
+        g.exec.launch(&s).unwrap();
+        let capture = lab.begin(&capturing, CaptureOptions::new());
+        let refused = lab.allocator.suspend(&Which::All);
+        let in_the_way =
+            |e: &AllocError| matches!(e, AllocError::Pool(PoolError::Busy { .. }) | AllocError::PoolInCapture { .. });
+        assert!(refused.as_ref().is_err_and(in_the_way), "{refused:?}");
+        assert_eq!(lab.allocator.residency(g.pool).unwrap(), Residency::Resident);
+        // A pool whose streams are not capturing is parked all the same, and woken: the capture survives both.
+        lab.allocator.park_pool(g.pool).unwrap();
+        g.exec.launch(&s).unwrap();
+        let scratch = lab.block(GRAPH, MIB, &capturing);
+        lab.fill(&capturing, &scratch, 1);
+        drop(scratch);
+        let graph = capture.end().unwrap();
+        lab.wait(&s);
+        assert_eq!(lab.word(&g.output), Some(3));
+        lab.allocator.suspend(&Which::All).unwrap();
+        assert_eq!(lab.device.memory_in_use(), 0);
+        lab.allocator.resume(&Which::All).unwrap();
+        drop(graph);
+    });
+}

@@ -278,9 +278,8 @@ mod checked {
             let worker = {
                 let bench = Arc::clone(&bench);
                 thread::spawn(move || match bench.allocator.park_pool(pool) {
+                    // It cannot be learned while its stream captures whether its last run is over: busy.
                     Ok(_) | Err(AllocError::PoolInCapture { .. } | AllocError::Pool(PoolError::Busy { .. })) => {}
-                    // It cannot be learned while its stream captures whether its last run is over.
-                    Err(AllocError::Driver(_)) => {}
                     Err(e) => panic!("{e}"),
                 })
             };

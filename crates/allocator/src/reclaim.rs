@@ -433,6 +433,7 @@ impl<D: Device> Inner<D> {
         if table.pools.get(&pool.id).is_some_and(|e| e.use_count <= 0 && Arc::ptr_eq(&e.pool, pool)) {
             table.pools.remove(&pool.id);
             table.use_on_oom.remove(&pool.id);
+            table.lending.remove(&pool.id);
             if pool.counters.ever_grew() {
                 table.gone.insert(pool.id);
             }

@@ -344,7 +344,8 @@ fn order_after_readers<D: GraphDevice>(
     sharing: Sharing,
 ) -> Result<bool, LaunchError> {
     let mut waits = false;
-    if sharing == Sharing::Unchecked {
+    // The caller answers for what it knows: not for loans.
+    if sharing == Sharing::Unchecked && pool.hold.is_resident() {
         return Ok(waits);
     }
     for mark in pool.hold.pending_uses::<D>(&pool.written) {

@@ -160,6 +160,9 @@ impl<D: Device> Allocation<D> {
         if !state.is_live(block, generation) {
             return Err(FreeError::NotLive { address: self.address() });
         }
+        if state.idle.contents.len() > state.blocks.len() {
+            state.forget_contents();
+        }
         state.idle.contents.insert((block, generation), contents);
         Ok(())
     }

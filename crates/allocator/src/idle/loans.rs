@@ -76,6 +76,8 @@ impl<D: Device> Arena<D> {
         let handed = state.hand_out(block, request.size, request.requested, &self.counters)?;
         state.record_owner(handed.block, &request.core);
         request.note(&state, &handed);
+        // Those that have come back meanwhile are forgotten.
+        state.loans_out(&[]);
         state.idle.loans.push(Loan { block: handed.block, generation: handed.generation });
         self.idle.set(Residency::Lent);
         drop(state);

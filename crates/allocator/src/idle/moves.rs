@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use gpupool_device::{Device, DriverResult};
 
+use super::take::refusal;
 use super::{IdleOptions, Lending, Moved, OnLoan, OnUse, Residency};
 use crate::arena::{Arena, Backing, BlockState};
 use crate::captures::Range;
@@ -105,7 +106,8 @@ impl<D: Device> Inner<D> {
         let options = pool.arena.idle.options.lock().clone();
         let mut moved = Ok(Moved::default());
         let wait = idleness == Idleness::Everything;
-        self.while_idle(pool.id, idleness, &mut || moved = pool.arena.take_away(to, &options, wait))?;
+        self.while_idle(pool.id, idleness, &mut || moved = pool.arena.take_away(to, &options, wait))
+            .map_err(|e| refusal(pool.id, e))?;
         moved
     }
 

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use gpupool_device::{Address, Device, DriverResult, MemoryHandle, code};
+use gpupool_device::{Address, Device, DriverError, DriverResult, MemoryHandle, code};
 
 use super::{Away, Contents, IdleOptions, Moved, Residency, Saved};
 use crate::arena::{Arena, ArenaState, Backing, BlockId, BlockState, LaneKind, NONE};
@@ -141,14 +141,14 @@ impl<D: Device> Arena<D> {
             for core in &lanes {
                 match core.wait(driver, core.open_mark()) {
                     Err(e) if to == Residency::Parked && cannot_be_asked(e.code) => busy.push(core.id),
-                    waited => waited?,
+                    waited => waited.map_err(|e| refusal(pool, e))?,
                 }
             }
             if moves_live {
                 // What owners of live blocks do with them nobody was told.
                 let streams = self.shared.context.streams.lock().clone();
                 for core in streams {
-                    core.wait(driver, core.open_mark())?;
+                    core.wait(driver, core.open_mark()).map_err(|e| refusal(pool, e))?;
                 }
             }
             let mut state = self.lock();
@@ -244,6 +244,16 @@ impl<D: Device> Arena<D> {
     }
 }
 
+/// Why a move is refused that could not wait for work.
+pub(super) fn refusal(pool: PoolId, error: DriverError) -> AllocError {
+    const WHY: &str =
+        "work of a stream cannot be waited for that is capturing, or is another thread's own default stream";
+    match cannot_be_asked(error.code) {
+        true => PoolError::Busy { pool, why: WHY }.into(),
+        false => error.into(),
+    }
+}
+
 /// Whether a stream's work cannot be learned now: it is capturing, or another thread's own default stream.
 fn cannot_be_asked(error: u32) -> bool {
     matches!(error, code::CAPTURE_UNSUPPORTED | code::INVALID_CONTEXT)
@@ -261,6 +271,14 @@ impl ArenaState {
         }
     }
 
+    /// Forgets what was said of blocks that are gone. O(what was said).
+    pub(crate) fn forget_contents(&mut self) {
+        let Self { blocks, idle, .. } = self;
+        let live =
+            |id: BlockId, generation| blocks.current(id, generation).is_some_and(|b| b.state == BlockState::Live);
+        idle.contents.retain(|(id, generation), _| live(*id, *generation));
+    }
+
     /// Whether live blocks would move.
     fn moves_live(&self, to: Residency, options: &IdleOptions) -> bool {
         let live = |id: &BlockId| self.blocks[*id].state == BlockState::Live;
@@ -270,10 +288,7 @@ impl ArenaState {
     /// What goes, and what of it is copied. `busy` are streams whose work cannot be waited for. Changes nothing but notes about blocks that
     /// are gone.
     fn plan(&mut self, to: Residency, options: &IdleOptions, busy: &[StreamId]) -> Result<Plan, Unclear> {
-        let blocks = &self.blocks;
-        self.idle.contents.retain(|(id, generation), _| {
-            blocks.current(*id, *generation).is_some_and(|b| b.state == BlockState::Live)
-        });
+        self.forget_contents();
         let leaving: HashSet<BlockId> = self.leaving.iter().map(|l| l.block).collect();
         let mut plan = Plan::default();
         for (at, segment) in self.segments.iter() {
