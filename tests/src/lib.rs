@@ -3,6 +3,7 @@
 //! captures and graphs.
 #![forbid(unsafe_code)]
 
+pub mod alias;
 pub mod bench;
 pub mod contract;
 pub mod fake;

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use gpupool_device::{Address, Device, DriverResult};
 
+use super::cost;
 use super::leave::Leaving;
 use super::plan::{Candidate, PageRules, Target, choose, choose_covering, handle_sizes};
 use super::table::{Handle, Piece};
@@ -17,6 +18,7 @@ use crate::error::AllocError;
 use crate::ids::{Part, PoolId};
 use crate::inner::{Inner, Request};
 use crate::ladder::Outcome;
+use crate::policy::SHORT_ABOVE;
 use crate::stream::StreamCore;
 use crate::totals::Refusal;
 use crate::units::{Units, to_bytes, to_units};
@@ -24,6 +26,8 @@ use crate::units::{Units, to_bytes, to_units};
 /// How much is done for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Haste {
+    /// Free pieces of its own stream that it uses up, if moving them costs at most so many nanoseconds: so that it pins no larger one.
+    Sparing { worth: u64 },
     /// What the preset finds worth it.
     Usual,
     /// Memory is short: everything that can be moved now.
@@ -79,13 +83,19 @@ impl<D: Device> Inner<D> {
             return Ok(Outcome::Nothing);
         }
         request.arena.settle_leaving(false)?;
-        let repeats = request.pool.is_none() && self.in_repetition(request);
+        let rules = self.rules_for(&rules, request.size);
+        let begun = self.shared.driver.device().now();
+        let repeats = request.pool.is_none()
+            && haste == Haste::Usual
+            && request.arena.lock().grows_in_repetition(&rules, request.size, &request.arena.counters);
         let grows_first = haste == Haste::Usual && (rules.worth == 0 || repeats);
-        let Some(mut assembly) = self.begin_assembly(request, &rules, grows_first && haste == Haste::Usual, repeats)?
-        else {
+        let Some(mut assembly) = self.begin_assembly(request, &rules, grows_first, repeats)? else {
             return Ok(Outcome::Nothing);
         };
-        match self.fill_assembly(&mut assembly, request, &rules, haste, grows_first) {
+        let filled = self.fill_assembly(&mut assembly, request, &rules, haste, grows_first);
+        let spent = self.shared.driver.device().now().saturating_sub(begun);
+        request.arena.lock().repetition.spent(spent);
+        match filled {
             Ok(true) => {}
             Ok(false) => {
                 self.undo(assembly, request);
@@ -99,10 +109,13 @@ impl<D: Device> Inner<D> {
         self.enter_assembly(assembly, request)
     }
 
-    /// Whether a request is part of a repetition that may grow: it takes little more than the pass before it.
-    fn in_repetition(&self, request: &Request<D>) -> bool {
-        let mut state = request.arena.lock();
-        state.repetition.covers(request.size, &request.arena.counters)
+    /// The rules for a request of so many bytes: stricter ones where memory is short.
+    pub(super) fn rules_for(&self, rules: &PageRules, bytes: u64) -> PageRules {
+        let total = self.shared.driver.device().properties().total_memory;
+        let totals = self.shared.totals.lock();
+        let most = totals.limit.map_or(total, |l| l.bytes.min(total));
+        let after = totals.held().saturating_add(bytes);
+        if after > most / 100 * SHORT_ABOVE { rules.if_short() } else { *rules }
     }
 
     /// Finds a place and holds what is beside it. `None` if no addresses are to be had.
@@ -127,7 +140,11 @@ impl<D: Device> Inner<D> {
                 }
                 if let Some(target) = state.target(rules, request.neutral.unwrap_or(request.lane), &lanes, size) {
                     let generous = match (grows_first, repeats) {
-                        (true, true) => state.repetition.segment_bytes(to_bytes(target.needs)),
+                        (true, true) => {
+                            let most = state.repetition.may_hold().saturating_sub(state.mapped_bytes());
+                            let generous = state.repetition.segment_bytes(to_bytes(target.needs));
+                            if rules.worth == 0 { generous } else { generous.min(most) }
+                        }
                         (true, false) if rules.in_segments && target.after.is_none() => request.segment_bytes,
                         _ => 0,
                     };
@@ -185,8 +202,7 @@ impl<D: Device> Inner<D> {
         let total = self.shared.driver.device().properties().total_memory;
         let held: u64 = {
             let state = request.arena.lock();
-            let paged = state.segments.iter().filter_map(|(_, s)| s.pages.as_ref()).map(|t| t.mapped_bytes());
-            paged.sum()
+            state.mapped_bytes()
         };
         let share = match (request.part, request.pool.is_some()) {
             (Part::Large, false) => total / 4,
@@ -227,7 +243,12 @@ impl<D: Device> Inner<D> {
     ) -> Result<bool, AllocError> {
         let mut missing = assembly.needs;
         if !grows_first {
-            missing = self.own_sources(assembly, request, rules, missing)?;
+            missing = self.own_sources(assembly, request, rules, missing, haste)?;
+            if let Haste::Sparing { worth } = haste
+                && (missing > 0 || assembly.moves() * cost::MOVE > worth)
+            {
+                return Ok(false);
+            }
             if missing > 0 && (haste != Haste::Usual || self.raises_peak(to_bytes(missing))) {
                 missing = self.other_sources(assembly, rules, missing, haste == Haste::Waiting)?;
             }
@@ -251,6 +272,7 @@ impl<D: Device> Inner<D> {
         request: &Request<D>,
         rules: &PageRules,
         missing: Units,
+        haste: Haste,
     ) -> Result<Units, AllocError> {
         if request.pool.is_some() || request.neutral.is_some() {
             return Ok(missing);
@@ -262,16 +284,18 @@ impl<D: Device> Inner<D> {
             let lanes: Vec<u32> = [first, first + 1].into_iter().filter(|l| state.may_move(*l)).collect();
             let candidates = state.candidates(rules.page, &lanes);
             let mut chosen = Vec::new();
-            let (rest, cover) = choose(candidates.clone(), missing, assembly.spare(), &mut chosen);
-            if let Some(cover) = cover.filter(|c| attempt == 0 && c.units > rules.page)
-                && state.may_cut(&cover)
-                && rules.cut_pays(cover.offset, cover.units, cover.offset + rest)
-            {
+            let (rest, covers) = choose(candidates.clone(), missing, assembly.spare(), &mut chosen);
+            let pays = |c: &Candidate| c.units > rules.page && rules.cut_pays(c.offset, c.units, c.offset + rest);
+            let cuttable = covers.iter().copied().find(|c| pays(c) && state.may_cut(c));
+            if let Some(cover) = cuttable.filter(|_| attempt == 0) {
                 // Moved whole it would be pinned where the request ends.
                 let held = state.hold(cover.block, cover.offset, cover.offset + cover.units, &arena.counters);
                 drop(state);
                 self.recreate(request, rules, held, cover.offset + rest)?;
                 continue;
+            }
+            if rest > 0 && matches!(haste, Haste::Sparing { .. }) {
+                return Ok(rest);
             }
             let mut chosen = Vec::new();
             let missing = choose_covering(candidates, missing, assembly.spare(), &mut chosen);
@@ -528,6 +552,11 @@ impl<D: Device> Assembly<D> {
     /// Units that may be mapped beyond what is needed.
     fn spare(&self) -> Units {
         self.target.room - self.needs
+    }
+
+    /// Handles that are moved.
+    fn moves(&self) -> u64 {
+        self.sources.iter().map(|s| s.pieces.len() as u64).sum()
     }
 
     fn moved_units(&self) -> Units {

@@ -3,6 +3,9 @@
 
 const MIB: u64 = 1 << 20;
 
+/// Moving one handle: mapped, made accessible, and unmapped where it was.
+pub(super) const MOVE: u64 = 50_000;
+
 /// Between the measured sizes a price goes in a straight line.
 fn at(rows: &[(u64, u64)], bytes: u64) -> u64 {
     let above = rows.iter().position(|(size, _)| *size >= bytes);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gpupool_device::{Address, Device, DriverResult};
 
+use super::assemble::Haste;
 use super::plan::{PageRules, handle_sizes};
 use super::table::{Handle, Piece};
 use crate::arena::{ArenaState, BlockId};
@@ -49,36 +50,52 @@ impl ArenaState {
 }
 
 impl<D: Device> Inner<D> {
-    /// Serves a request whose best fit would pin a large handle: cuts that handle first if the device is done with it and the preset finds
-    /// the bytes worth the calls.
+    /// Serves a request whose best fit would pin a large handle. If the preset finds the bytes worth the calls, that handle is cut first, or,
+    /// where the device is not done with it, smaller free ones are moved together instead. Else it is used uncut.
     pub(crate) fn cut(&self, request: &Request<D>) -> Result<Outcome<D>, AllocError> {
         let (Some(rules), Some(size)) = (self.shared.rules.pages, to_units(request.size)) else {
             return Ok(Outcome::Nothing);
         };
+        let rules = self.rules_for(&rules, 0);
         let counters = &request.arena.counters;
-        let (found, core) = {
-            let state = request.arena.lock();
+        let (found, core, spends) = {
+            let mut state = request.arena.lock();
             if !state.lanes[request.lane as usize].in_use {
                 return Ok(Outcome::Nothing);
             }
-            (state.pinning(request.lane, size, rules.page), Arc::clone(&state.lanes[request.lane as usize].core))
+            let spends = rules.worth > 0 && !state.grows_in_repetition(&rules, request.size, counters);
+            let core = Arc::clone(&state.lanes[request.lane as usize].core);
+            (state.pinning(request.lane, size, rules.page), core, spends)
         };
         let Some((.., since)) = found else { return Ok(Outcome::Nothing) };
-        core.look(&self.shared, since, false)?;
-        request.arena.settle_leaving(false)?;
+        if spends {
+            core.look(&self.shared, since, false)?;
+            request.arena.settle_leaving(false)?;
+        }
         let mut state = request.arena.lock();
         let Some((block, start, units, since)) = state.pinning(request.lane, size, rules.page) else {
             return Ok(Outcome::Nothing);
         };
         let end = state.blocks[block].offset + size;
-        let repeats = state.repetition.covers(request.size, counters);
-        let free = state.segments.get(state.blocks[block].segment).and_then(|s| s.pages.as_deref());
-        let aliased = free.and_then(|t| t.at(start)).is_none_or(|(_, p)| p.handle.is_aliased());
-        if core.has_passed(since) && !aliased && !repeats && rules.cut_pays(start, units, end) {
-            let held = state.hold(block, start, start + units, counters);
-            drop(state);
-            self.recreate(request, &rules, held, end)?;
-            state = request.arena.lock();
+        if spends && rules.cut_pays(start, units, end) {
+            let free = state.segments.get(state.blocks[block].segment).and_then(|s| s.pages.as_deref());
+            let aliased = free.and_then(|t| t.at(start)).is_none_or(|(_, p)| p.handle.is_aliased());
+            if core.has_passed(since) && !aliased {
+                let held = state.hold(block, start, start + units, counters);
+                drop(state);
+                let begun = self.shared.driver.device().now();
+                self.recreate(request, &rules, held, end)?;
+                let spent = self.shared.driver.device().now().saturating_sub(begun);
+                state = request.arena.lock();
+                state.repetition.spent(spent);
+            } else {
+                drop(state);
+                let worth = rules.pinned_worth(start, units, end);
+                if let served @ Outcome::Served(_) = self.assemble(request, Haste::Sparing { worth })? {
+                    return Ok(served);
+                }
+                state = request.arena.lock();
+            }
         }
         let Some(block) = state.take_uncut(request.lane, request.size, counters) else { return Ok(Outcome::Progress) };
         let handed = state.hand_out(block, request.size, request.requested, counters);

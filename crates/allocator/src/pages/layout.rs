@@ -5,6 +5,7 @@
 
 use crate::arena::{ArenaState, Backing, Block, BlockId, BlockState, Memory, NONE, Segment};
 use crate::counters::ArenaCounters;
+use crate::pages::PageRules;
 use crate::pages::table::{PageTable, Piece};
 use crate::units::{Units, to_bytes, to_units};
 
@@ -19,6 +20,17 @@ impl ArenaState {
         table.hole_made(id);
         self.segments.get_mut(segment)?.pages = Some(Box::new(table));
         Some(segment)
+    }
+
+    /// Bytes mapped for the arena.
+    pub(crate) fn mapped_bytes(&self) -> u64 {
+        self.segments.iter().filter_map(|(_, s)| s.pages.as_ref()).map(|t| t.mapped_bytes()).sum()
+    }
+
+    /// Whether a request is part of a repetition in which growth still takes the place of moves and cuts.
+    pub(crate) fn grows_in_repetition(&mut self, rules: &PageRules, size: u64, counters: &ArenaCounters) -> bool {
+        self.repetition.covers(size, counters)
+            && (rules.worth == 0 || self.mapped_bytes().saturating_add(size) <= self.repetition.may_hold())
     }
 
     pub(crate) fn pages_of(&mut self, id: BlockId) -> Option<&mut PageTable> {

@@ -11,6 +11,8 @@ pub(crate) struct PageRules {
     pub(crate) page: Units,
     /// New handles are at most this large.
     pub(crate) largest: Units,
+    /// ... and at most this large where memory is short.
+    pub(crate) largest_if_short: Units,
     /// Nanoseconds that a page kept from the driver is worth.
     pub(crate) worth: u64,
     /// Growth takes what a segment would, so that small requests do not each ask the driver.
@@ -22,11 +24,21 @@ impl PageRules {
         to_bytes(self.page)
     }
 
-    /// Whether cutting a free handle where a block will end is worth its calls: what the block would pin beyond its own pages is.
-    pub(crate) fn cut_pays(&self, start: Units, units: Units, end: Units) -> bool {
+    /// The rules where memory is short: there it is worth anything.
+    pub(crate) fn if_short(self) -> Self {
+        Self { largest: self.largest_if_short, worth: u64::MAX, in_segments: false, ..self }
+    }
+
+    /// What a handle pinned where a block will end is worth, in nanoseconds: what the block would pin beyond its own pages.
+    pub(crate) fn pinned_worth(&self, start: Units, units: Units, end: Units) -> u64 {
         let rest = start + units - end.next_multiple_of(self.page).min(start + units);
+        u64::from(rest / self.page).saturating_mul(self.worth)
+    }
+
+    /// Whether cutting a free handle where a block will end is worth its calls.
+    pub(crate) fn cut_pays(&self, start: Units, units: Units, end: Units) -> bool {
         let cost = cost::unmap(to_bytes(units)) + cost::release(to_bytes(units)) + 3 * cost::make(to_bytes(units));
-        u64::from(rest / self.page).saturating_mul(self.worth) >= cost
+        self.pinned_worth(start, units, end) >= cost
     }
 
     pub(crate) fn round_up(&self, units: u64) -> u64 {
@@ -135,16 +147,16 @@ impl ArenaState {
 }
 
 /// Chooses pieces for `wanted` units: the largest that fit, each handle costing about the same, and out of the smallest blocks, which are
-/// of the least use to others. Returns what is still missing, and the smallest piece that covers that and exceeds it by at most `spare`.
+/// of the least use to others. Returns what is still missing, and the pieces that cover that and exceed it by at most `spare`, smallest first.
 pub(crate) fn choose(
     mut from: Vec<Candidate>,
     wanted: Units,
     spare: Units,
     out: &mut Vec<Candidate>,
-) -> (Units, Option<Candidate>) {
+) -> (Units, Vec<Candidate>) {
     from.sort_unstable_by_key(|c| (std::cmp::Reverse(c.units), c.block_units, c.block, c.offset));
     let mut missing = wanted;
-    let mut cover: Option<Candidate> = None;
+    let mut covers: Vec<Candidate> = Vec::new();
     for candidate in from {
         if missing == 0 {
             break;
@@ -152,16 +164,20 @@ pub(crate) fn choose(
         if candidate.units <= missing {
             missing -= candidate.units;
             out.push(candidate);
-        } else if cover.is_none_or(|c| candidate.units < c.units) {
-            cover = Some(candidate);
+        } else {
+            covers.push(candidate);
         }
     }
-    (missing, cover.filter(|c| missing > 0 && c.units - missing <= spare))
+    covers.retain(|c| missing > 0 && c.units - missing <= spare);
+    // Of equals the one that was found first.
+    covers.sort_by_key(|c| c.units);
+    (missing, covers)
 }
 
 /// As [`choose`], with the piece that covers the rest, if there is one. Returns what is still missing.
 pub(crate) fn choose_covering(from: Vec<Candidate>, wanted: Units, spare: Units, out: &mut Vec<Candidate>) -> Units {
-    let (missing, cover) = choose(from, wanted, spare, out);
+    let (missing, covers) = choose(from, wanted, spare, out);
+    let cover = covers.first();
     out.extend(cover);
     missing.saturating_sub(cover.map_or(0, |c| c.units))
 }

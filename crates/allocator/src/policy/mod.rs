@@ -7,6 +7,8 @@ mod pages;
 mod segments;
 mod torch;
 
+pub(crate) use pages::SHORT_ABOVE;
+
 use gpupool_device::DeviceProperties;
 
 use crate::arena::ArenaRules;

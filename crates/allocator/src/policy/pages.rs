@@ -11,6 +11,9 @@ use crate::units::{Units, to_units};
 /// Rounded sizes up to this many bytes are small in the default pool: fewer than in PyTorch, since what is small shares pages with nothing else.
 const SMALL_LIMIT: u64 = 256 << 10;
 
+/// Memory counts as short once growth would take the device above this many hundredths of what it has, or of the limit.
+pub(crate) const SHORT_ABOVE: u64 = 75;
+
 /// A fit that would pin a large handle comes first: it is a hit that costs a driver call. Then what costs nothing, what moving and growing
 /// costs, and last what waits for the GPU.
 const LADDER: &[Rung] = &[
@@ -57,9 +60,12 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
 /// The presets: the largest handle, what a page kept from the driver is worth in nanoseconds, and whether growth takes what a segment would.
 fn preset(preset: Preset, page: Units) -> PageRules {
     const MIB: Units = 2048;
-    match preset {
-        Preset::Memory => PageRules { page, largest: page, worth: u64::MAX, in_segments: false },
-        Preset::Balanced => PageRules { page, largest: page.max(16 * MIB), worth: 400_000, in_segments: false },
-        Preset::Latency => PageRules { page, largest: Units::MAX, worth: 0, in_segments: true },
-    }
+    // Two such handles serve a request of 20 MiB.
+    let ten = page.max(10 * MIB);
+    let (largest, worth, in_segments) = match preset {
+        Preset::Memory => (page, u64::MAX, false),
+        Preset::Balanced => (ten, 400_000, false),
+        Preset::Latency => (Units::MAX, 0, true),
+    };
+    PageRules { page, largest, largest_if_short: largest.min(ten), worth, in_segments }
 }
