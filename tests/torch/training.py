@@ -10,7 +10,6 @@ import argparse
 import ctypes
 import gc
 import json
-import multiprocessing
 import os
 import random
 import statistics
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MODULE = os.path.join(HERE, "..", "..", "crates", "capi", "python")
@@ -202,30 +200,34 @@ def build_host_time(folder):
     return result
 
 
-def run_in_child(options, sender):
-    try:
-        sender.send(work(options))
-    except BaseException:  # noqa: BLE001: the parent says what went wrong
-        sender.send(traceback.format_exc())
-    sender.close()
+def wait_and_work(options):
+    """A worker: imports, which take the longest, before its turn comes."""
+    global torch
+    import torch
+    import torchvision  # noqa: F401: takes time
+    import transformers  # noqa: F401: takes time
+
+    sys.path.insert(0, MODULE)
+    sys.stdin.readline()
+    print("RESULT " + json.dumps(work(options)), flush=True)
 
 
-def one(options, model, library, host_time, operations):
-    """A run in a process of its own, forked before CUDA is touched: the imports are done once."""
-    options = argparse.Namespace(**vars(options) | dict(model=model, library=library, host_time=host_time, operations=operations))
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=run_in_child, args=(options, sender))
-    child.start()
-    sender.close()
-    try:
-        result = receiver.recv()
-    except EOFError:
-        result = "it sent nothing"
-    child.join()
-    if isinstance(result, str):
-        print(f"{model} on {'gpupool' if library else 'torch'} ended with {child.exitcode}: {result[-3000:]}", flush=True)
-        return None
-    return result
+def start(options, model, library, program, operations):
+    command = [sys.executable, os.path.abspath(__file__), library, "--worker", "--model", model, "--settings", options.settings]
+    command += ["--host-time", program, "--operations", operations, "--shim", options.shim]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, **pipes)
+
+
+def result(worker, model, name):
+    said, _ = worker.communicate("go\n")
+    for line in said.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line[7:])
+        if line.startswith("  not every"):
+            print(line)
+    print(f"{model} on {name} ended with {worker.returncode}:\n{said[-3000:]}", flush=True)
+    return None
 
 
 def compared(model, native, ours):
@@ -276,13 +278,14 @@ def main():
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--json", default="")
     parser.add_argument("--shim", default="", help="a shim that was built before")
+    parser.add_argument("--worker", action="store_true")
+    parser.add_argument("--model", default="")
+    parser.add_argument("--host-time", default="")
+    parser.add_argument("--operations", default="")
     options = parser.parse_args()
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    global torch
-    import torch
-    import torchvision  # noqa: F401: for the children
-    import transformers  # noqa: F401: for the children
-
+    if options.worker:
+        return wait_and_work(options)
     sys.path.insert(0, MODULE)
     import gpupool_torch
 
@@ -292,11 +295,16 @@ def main():
         options.shim = gpupool_torch.build_shim(library)
     with tempfile.TemporaryDirectory() as folder:
         program, operations = build_host_time(folder), os.path.join(folder, "operations.json")
-        for model in options.models.split(","):
+        models = options.models.split(",")
+        turns = [(model, name) for model in models for _ in range(options.repeat) for name in ("torch", "gpupool")]
+        paths = {"torch": "", "gpupool": library}
+        workers = [start(options, model, paths[name], program, operations) for model, name in turns]
+        turns = list(zip(turns, workers))
+        for model in models:
             runs = {"torch": [], "gpupool": []}
-            for _ in range(options.repeat):
-                for name, path in (("torch", ""), ("gpupool", library)):
-                    runs[name].append(one(options, model, path, program, operations))
+            for (of, name), worker in turns:
+                if of == model:
+                    runs[name].append(result(worker, model, name))
             everything[model] = runs
             if None in runs["torch"] + runs["gpupool"]:
                 misses[model] = ["a run failed"]

@@ -238,6 +238,11 @@ impl NodeGraphs {
     }
 }
 
+/// Our function of this name (which ends with a zero), if we serve it.
+pub(crate) fn named(name: &[u8]) -> Option<*mut c_void> {
+    all().into_iter().find(|(known, _)| known.as_bytes() == name).map(|(_, ours)| ours)
+}
+
 /// Our function in place of the driver's, if we serve that one.
 fn ours(drivers: *mut c_void) -> Option<*mut c_void> {
     // Addresses as numbers: pointers are not shared between threads.
@@ -316,6 +321,20 @@ entry_points! {
     fn cuMemAllocAsync_ptsz(out: *mut u64, bytes: usize, stream: *mut c_void) |forward| {
         // SAFETY: the driver's contract.
         unsafe { allocate(out, of_stream(own(stream)), forward, |c| c.alloc_on(bytes as u64, own(stream))) }
+    }
+
+    /// Memory from a pool of the driver's: if requests that name none come from it, it is served here.
+    fn cuMemAllocFromPoolAsync(out: *mut u64, bytes: usize, pool: *mut c_void, stream: *mut c_void) |forward| {
+        let context = of_stream(stream as u64).filter(|context| context.is_its_pool(pool));
+        // SAFETY: the driver's contract.
+        unsafe { allocate(out, context, forward, |c| c.alloc_on(bytes as u64, stream as u64)) }
+    }
+
+    /// As `cuMemAllocFromPoolAsync`; no stream means the thread's own.
+    fn cuMemAllocFromPoolAsync_ptsz(out: *mut u64, bytes: usize, pool: *mut c_void, stream: *mut c_void) |forward| {
+        let context = of_stream(own(stream)).filter(|context| context.is_its_pool(pool));
+        // SAFETY: the driver's contract.
+        unsafe { allocate(out, context, forward, |c| c.alloc_on(bytes as u64, own(stream))) }
     }
 
     /// A free in the order of a stream.

@@ -7,7 +7,7 @@
 //! Each device's primary context is served from an allocator of its own (`process.rs`), made when it is first used; other contexts, and
 //! whatever goes wrong before that, are left to the driver. Addresses decide who owns memory: one that is not ours is forwarded.
 //!
-//! Configured by the environment (`settings.rs`): `GPUPOOL_CONF`, `GPUPOOL_GRAPH_POOL`, `GPUPOOL_LOG`, `GPUPOOL_SNAPSHOT`,
+//! Configured by the environment (`settings.rs`): `GPUPOOL_CONF`, `GPUPOOL_GRAPH_POOL`, `GPUPOOL_LIBRARIES`, `GPUPOOL_LOG`, `GPUPOOL_SNAPSHOT`,
 //! `GPUPOOL_SNAPSHOT_SIGNAL`.
 
 /// Says something on standard error, if anyone listens: a closed one is no reason to fail.
@@ -23,6 +23,7 @@ mod front;
 mod graphs;
 pub mod hooks;
 mod leaving;
+pub mod lookup;
 mod process;
 mod real;
 mod settings;

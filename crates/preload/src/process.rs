@@ -15,6 +15,7 @@ use gpupool_cuda_device::CudaDevice;
 use parking_lot::{Mutex, RwLock};
 
 use crate::blocks::Served;
+use crate::lookup::inside;
 use crate::real;
 use crate::settings::Settings;
 
@@ -61,6 +62,11 @@ fn driver() -> Option<&'static Driver> {
         }
     };
     DRIVER.get_or_init(find).as_ref()
+}
+
+/// Whether what libraries look up in the driver's file is ours, too.
+pub(crate) fn serves_libraries() -> bool {
+    SETTINGS.as_ref().is_some_and(|settings| settings.libraries)
 }
 
 /// What serves the calling thread's current context; `None` where the driver does.
@@ -128,7 +134,7 @@ fn open(driver: &Driver, context: *mut c_void) -> Known {
     }
     let say = |why: &dyn std::fmt::Display| say!("gpupool: device {device}: {why}; the driver serves it");
     // Only an active one is opened: a program that has contexts of its own need not pay for the primary one.
-    let primary = (active != 0).then(|| CudaDevice::open(device.unsigned_abs())).transpose();
+    let primary = (active != 0).then(|| inside(|| CudaDevice::open(device.unsigned_abs()))).transpose();
     let Ok(primary) = primary.map_err(|e| say(&e)) else { return known };
     let opened = match primary.filter(|opened| opened.cu_context().cast::<c_void>() == context) {
         Some(opened) => {
@@ -136,7 +142,7 @@ fn open(driver: &Driver, context: *mut c_void) -> Known {
             Ok(opened)
         }
         // SAFETY: the context is current, so it is one; before the program destroys it, `ends` forgets it.
-        None => unsafe { CudaDevice::with_context(context.cast()) },
+        None => inside(|| unsafe { CudaDevice::with_context(context.cast()) }),
     };
     let Ok(opened) = opened.map_err(|e| say(&e)) else { return known };
     let served =

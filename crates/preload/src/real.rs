@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use crate::lookup::inside;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 /// The driver's library. Ours has another name, so this is never ourselves.
@@ -22,5 +23,5 @@ fn library() -> Option<&'static Library> {
 /// `T` is the type of the function that the driver has under this name (which ends with a zero).
 pub(crate) unsafe fn find<T: Copy>(name: &[u8]) -> Option<T> {
     // SAFETY: the caller knows the type; the library stays loaded as long as the process lives.
-    unsafe { library()?.get::<T>(name) }.ok().map(|symbol| *symbol)
+    inside(|| unsafe { library()?.get::<T>(name) }.ok().map(|symbol| *symbol))
 }

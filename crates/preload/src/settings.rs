@@ -10,6 +10,8 @@ pub(crate) struct Settings {
     pub(crate) config: Config,
     /// `GPUPOOL_GRAPH_POOL`: `own` (default) or `shared`.
     pub(crate) one_graph_pool: bool,
+    /// `GPUPOOL_LIBRARIES`: whether the CUDA runtime and libraries on it are `served` (default), or left to the `driver`.
+    pub(crate) libraries: bool,
     /// `GPUPOOL_LOG`: a line on standard error when a device is first used and when the process ends.
     pub(crate) log: bool,
     /// `GPUPOOL_SNAPSHOT`: where a snapshot is written when the process ends; `{device}` in it becomes the ordinal.
@@ -44,6 +46,11 @@ impl Settings {
             Some("shared") => true,
             Some(other) => return wrong("GPUPOOL_GRAPH_POOL", other.to_owned(), "own or shared"),
         };
+        let libraries = match lookup("GPUPOOL_LIBRARIES").as_deref() {
+            None | Some("" | "served") => true,
+            Some("driver") => false,
+            Some(other) => return wrong("GPUPOOL_LIBRARIES", other.to_owned(), "served or driver"),
+        };
         let log = match lookup("GPUPOOL_LOG").as_deref() {
             None | Some("" | "off" | "0") => false,
             Some("on" | "1") => true,
@@ -60,7 +67,7 @@ impl Settings {
         if signal.is_some() && snapshot.is_none() {
             return wrong("GPUPOOL_SNAPSHOT", String::new(), "a path, since GPUPOOL_SNAPSHOT_SIGNAL is set");
         }
-        Ok(Self { config, one_graph_pool, log, snapshot, signal })
+        Ok(Self { config, one_graph_pool, libraries, log, snapshot, signal })
     }
 }
 
@@ -76,7 +83,7 @@ mod tests {
     #[test]
     fn nothing_set_is_the_defaults() {
         let s = read(&[]).unwrap();
-        assert_eq!((s.one_graph_pool, s.log, s.snapshot, s.signal), (false, false, None, None));
+        assert_eq!((s.one_graph_pool, s.libraries, s.log, s.snapshot, s.signal), (false, true, false, None, None));
     }
 
     #[test]
@@ -84,13 +91,15 @@ mod tests {
         let s = read(&[
             ("GPUPOOL_CONF", "memory_limit=1GiB"),
             ("GPUPOOL_GRAPH_POOL", "shared"),
+            ("GPUPOOL_LIBRARIES", "driver"),
             ("GPUPOOL_LOG", "1"),
             ("GPUPOOL_SNAPSHOT", "/tmp/x"),
             ("GPUPOOL_SNAPSHOT_SIGNAL", "10"),
         ])
         .unwrap();
         assert_eq!(s.config.memory_limit(), Some(1 << 30));
-        assert_eq!((s.one_graph_pool, s.log, s.snapshot.as_deref(), s.signal), (true, true, Some("/tmp/x"), Some(10)));
+        assert_eq!((s.one_graph_pool, s.libraries, s.log), (true, false, true));
+        assert_eq!((s.snapshot.as_deref(), s.signal), (Some("/tmp/x"), Some(10)));
     }
 
     #[test]
@@ -98,6 +107,7 @@ mod tests {
         for (variable, value) in [
             ("GPUPOOL_CONF", "nonsense"),
             ("GPUPOOL_GRAPH_POOL", "mine"),
+            ("GPUPOOL_LIBRARIES", "all"),
             ("GPUPOOL_LOG", "loud"),
             ("GPUPOOL_SNAPSHOT_SIGNAL", "USR1"),
             ("GPUPOOL_SNAPSHOT_SIGNAL", "0"),

@@ -65,7 +65,14 @@ impl Built {
     fn run(&self, variables: &[(&str, &str)], arguments: &[&str]) -> Output {
         let mut command = Command::new(&self.program);
         command.env("LD_LIBRARY_PATH", &self.folder).args(arguments);
-        for variable in ["GPUPOOL_CONF", "GPUPOOL_LOG", "GPUPOOL_SNAPSHOT", "GPUPOOL_SNAPSHOT_SIGNAL", "LD_PRELOAD"] {
+        for variable in [
+            "GPUPOOL_CONF",
+            "GPUPOOL_LIBRARIES",
+            "GPUPOOL_LOG",
+            "GPUPOOL_SNAPSHOT",
+            "GPUPOOL_SNAPSHOT_SIGNAL",
+            "LD_PRELOAD",
+        ] {
             command.env_remove(variable);
         }
         command.envs(variables.iter().copied()).output().unwrap()
@@ -116,7 +123,7 @@ fn what_the_environment_says_counts() {
     let text = String::from_utf8_lossy(&logged.stderr).into_owned();
     assert!(
         text.contains("serving device 0 (made-up GPU)")
-            && text.contains("3052 requests served")
+            && text.contains("3053 requests served")
             && text.contains("a context of the program's"),
         "{text}"
     );
@@ -125,6 +132,9 @@ fn what_the_environment_says_counts() {
     let wrong = built.preloaded(&[("GPUPOOL_CONF", "memory_limt=1GiB")], &[]);
     assert!(said(&wrong)[0].starts_with("async 2000/2000 sync 1000/1000 "));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("GPUPOOL_CONF: `memory_limt=1GiB`"));
+    // What libraries look up may be left to the driver.
+    let driver = said(&built.preloaded(&[("GPUPOOL_LIBRARIES", "driver")], &[]));
+    assert_eq!(driver[6], "looked up 1");
     // A limit is an out-of-memory error of the driver's kind.
     let limited = built.preloaded(&[("GPUPOOL_CONF", "memory_limit=1MiB")], &[]);
     assert_eq!(limited.status.code(), Some(1));

@@ -1,4 +1,5 @@
 /* A program that knows nothing of gpupool. It is linked against the driver (the made-up one), and says what reached it. */
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -72,6 +73,11 @@ int main(int argc, char **argv) {
     OK(cuGetProcAddress_v2("cuInit", (void **)&init, 13000, 0, NULL));
     CHECK(cuGetProcAddress_v2("cuNothing", (void **)&graph, 13000, 0, NULL) == 500);
     OK(init(0)); OK(looked_up(&a, 5000, stream)); OK(cuMemFreeAsync(a, stream));
+    /* And through the driver's own file, as the CUDA runtime does. */
+    void *opened = dlopen("libcuda.so.1", RTLD_NOW);
+    CHECK(opened && dlsym(opened, "cuInit") && !dlsym(opened, "cuNothing") && dlsym(RTLD_DEFAULT, "puts") == dlsym(RTLD_NEXT, "puts"));
+    looked_up = (int (*)(uint64_t *, size_t, void *))dlsym(opened, "cuMemAllocAsync");
+    OK(looked_up(&a, 5000, stream)); OK(cuMemFreeAsync(a, stream));
     printf("looked up %ld\n", fake_calls("cuMemAllocAsync"));
     if (argc > 1) {
         /* Ask for a snapshot, and go on once it is there. */
