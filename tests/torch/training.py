@@ -208,7 +208,8 @@ def wait_and_work(options):
     import transformers  # noqa: F401: takes time
 
     sys.path.insert(0, MODULE)
-    sys.stdin.readline()
+    if sys.stdin.readline() != "go\n":
+        return 1  # Nobody waits for the result.
     print("RESULT " + json.dumps(work(options)), flush=True)
 
 
