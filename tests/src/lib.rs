@@ -9,6 +9,7 @@ pub mod contract;
 pub mod fake;
 pub mod gpu;
 pub mod graph_bench;
+pub mod idle_bench;
 pub mod lab;
 pub mod machine;
 pub mod recount;

@@ -1,66 +1,13 @@
-//! Idle pools on the simulated device: parked and woken, lent, suspended and resumed, with contents and addresses as they were.
+//! Idle pools on the simulated device: parked and woken, suspended and resumed, with contents and addresses as they were.
 
 use gpupool_allocator::{
-    AllocError, Config, Contents, IdleOptions, Lending, OnLoan, OnUse, Policy, PoolError, PoolId, Preset, Residency,
-    Stream, Which,
+    AllocError, Config, Contents, IdleOptions, OnUse, Policy, PoolError, PoolId, Residency, Which,
 };
-use gpupool_graph_capture::{CaptureOptions, Executable, Graph, LaunchError};
-use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
-use gpupool_tests::graph_bench::{Block, EAGER, KIB, Lab, MIB};
+use gpupool_graph_capture::{CaptureOptions, LaunchError};
+use gpupool_sim_device::Scheduler;
+use gpupool_tests::graph_bench::{EAGER, KIB, Lab, MIB};
+use gpupool_tests::idle_bench::{GRAPH, configs, everywhere, lab, serving};
 use gpupool_tests::recount::{Strictness, recount};
-
-/// Policies whose pools can go away.
-fn configs() -> [Config; 4] {
-    [
-        Config::new(Policy::Segments),
-        Config::new(Policy::Pages).with_preset(Preset::Memory),
-        Config::new(Policy::Pages),
-        Config::new(Policy::Pages).with_preset(Preset::Latency),
-    ]
-}
-
-fn lab(scheduler: Scheduler, config: Config) -> Lab {
-    Lab::with(SimConfig::default().with_scheduler(scheduler), config)
-}
-
-/// A graph with a pool of its own that copies `input` (outside) through scratch memory to an output that is held.
-struct Serving {
-    _graph: Graph<SimDevice>,
-    exec: Executable<SimDevice>,
-    output: Block,
-    pool: PoolId,
-}
-
-/// The party of a graph's pool.
-const GRAPH: u64 = 7;
-
-fn serving(lab: &Lab, s: &Stream<SimDevice>, input: &Block, bytes: u64) -> Serving {
-    let (graph, exec, output) = lab.capture(s, CaptureOptions::new(), || {
-        let scratch = lab.block(GRAPH, bytes, s);
-        let more = lab.block(GRAPH, bytes, s);
-        let output = lab.block(GRAPH, 4 * KIB, s);
-        lab.copy(s, &scratch, input);
-        lab.add(s, &scratch, 1);
-        lab.copy(s, &more, &scratch);
-        lab.add(s, &more, 1);
-        lab.copy(s, &output, &more);
-        output
-    });
-    let pool = graph.pool();
-    Serving { _graph: graph, exec, output, pool }
-}
-
-/// Every policy under every kind of schedule.
-fn everywhere(test: impl Fn(&Lab)) {
-    for config in configs() {
-        for scheduler in [Scheduler::InOrder, Scheduler::Adversarial, Scheduler::Random { seed: 3 }] {
-            let lab = lab(scheduler, config.clone());
-            test(&lab);
-            lab.assert_clean();
-            recount(&lab.allocator.state(), Strictness::Exact).unwrap();
-        }
-    }
-}
 
 #[test]
 fn a_parked_pool_gives_its_memory_back_and_a_launch_wakes_it() {
@@ -234,148 +181,6 @@ fn a_suspension_by_tag_leaves_others_alone() {
     });
 }
 
-// Catalogue: 80.
-#[test]
-fn a_run_is_lent_or_the_replays_and_never_both() {
-    everywhere(|lab| {
-        let (s, other) = (lab.stream(), lab.stream());
-        let input = lab.block(EAGER, 12 * MIB, &s);
-        lab.fill(&s, &input, 4);
-        let g = serving(lab, &s, &input, 12 * MIB);
-        let options = IdleOptions::new().with_lending(Lending::BeforeGrowth);
-        lab.allocator.set_idle_options(g.pool, options.clone()).unwrap();
-        g.exec.launch(&s).unwrap();
-        lab.wait(&s);
-        let (before, reserved) = (lab.device.memory_in_use(), lab.reserved());
-        let loan = lab.block(EAGER, 11 * MIB, &other);
-        assert_eq!((lab.device.memory_in_use(), lab.reserved()), (before, reserved), "no memory was taken for it");
-        assert_eq!(lab.allocator.residency(g.pool).unwrap(), Residency::Lent);
-        let state = lab.allocator.state();
-        let pool = state.pools.iter().find(|p| p.id == g.pool).unwrap();
-        assert!(pool.lent_bytes >= 11 * MIB);
-        assert_eq!(lab.allocator.stats().idle.loans, 1);
-        lab.fill(&other, &loan, 99);
-        let refused = g.exec.launch(&s);
-        assert!(
-            matches!(
-                &refused,
-                Err(LaunchError::Pool { source: AllocError::Pool(PoolError::LoansOut { loans: 1, .. }), .. })
-            ),
-            "{refused:?}"
-        );
-        let parked = lab.allocator.park_pool(g.pool);
-        assert!(matches!(parked, Err(AllocError::Pool(PoolError::LoansOut { .. }))), "{parked:?}");
-        assert!(lab.allocator.suspend(&Which::All).is_err());
-        assert_eq!(lab.allocator.residency(g.pool).unwrap(), Residency::Lent);
-        // Freed with work on two streams still to come: the replay waits for both, on the device.
-        loan.record(&s);
-        let third = lab.stream();
-        lab.order(&other, &third);
-        lab.add(&third, &loan, 1);
-        loan.free_on(&third);
-        g.exec.launch(&s).unwrap();
-        lab.wait(&s);
-        assert_eq!(lab.word(&g.output), Some(6));
-        lab.device.run_until_idle();
-        lab.assert_clean();
-    });
-}
-
-// Catalogue: 80.
-#[test]
-fn the_smallest_run_that_fits_is_lent_and_runs_count_and_not_segments() {
-    for config in configs() {
-        let lab = lab(Scheduler::InOrder, config);
-        let s = lab.stream();
-        let input = lab.block(EAGER, 40 * MIB, &s);
-        lab.fill(&s, &input, 1);
-        let lend = || IdleOptions::new().with_lending(Lending::BeforeGrowth);
-        let large = serving(&lab, &s, &input, 40 * MIB);
-        let (graph, exec, held) = lab.capture(&s, CaptureOptions::new(), || {
-            // A free run of 16 MiB between two blocks that are held.
-            let [a, b, c] = [2, 16, 2].map(|n| lab.block(GRAPH, n * MIB, &s));
-            [&a, &b, &c].into_iter().for_each(|x| lab.fill(&s, x, 3));
-            drop(b);
-            [a, c]
-        });
-        exec.launch(&s).unwrap();
-        large.exec.launch(&s).unwrap();
-        lab.wait(&s);
-        lab.allocator.set_idle_options(large.pool, lend()).unwrap();
-        lab.allocator.set_idle_options(graph.pool(), lend()).unwrap();
-        let before = lab.device.memory_in_use();
-        let loan = lab.block(EAGER, 15 * MIB, &s);
-        let pools = lab.allocator.state().pools;
-        let lent = |id| pools.iter().find(|p| p.id == id).unwrap().lent_bytes;
-        assert!(lent(graph.pool()) >= 15 * MIB && lent(large.pool) == 0, "{pools:?}");
-        assert_eq!(lab.device.memory_in_use(), before);
-        drop(loan);
-        drop(held);
-        lab.assert_clean();
-    }
-}
-
-#[test]
-fn a_launch_that_may_wait_waits_for_the_loan_to_be_freed() {
-    let lab = lab(Scheduler::InOrder, Config::new(Policy::Segments));
-    let (s, other) = (lab.stream(), lab.stream());
-    let input = lab.block(EAGER, 12 * MIB, &s);
-    lab.fill(&s, &input, 4);
-    let g = serving(&lab, &s, &input, 12 * MIB);
-    let options = IdleOptions::new().with_lending(Lending::BeforeGrowth).with_on_loan(OnLoan::Wait);
-    lab.allocator.set_idle_options(g.pool, options).unwrap();
-    g.exec.launch(&s).unwrap();
-    lab.wait(&s);
-    let loan = lab.block(EAGER, 11 * MIB, &other);
-    lab.fill(&other, &loan, 5);
-    std::thread::scope(|scope| {
-        let launched = scope.spawn(|| g.exec.launch(&s).map(drop));
-        drop(loan);
-        launched.join().unwrap().unwrap();
-    });
-    lab.wait(&s);
-    assert_eq!(lab.word(&g.output), Some(6));
-    lab.device.run_until_idle();
-    lab.assert_clean();
-}
-
-// Catalogue: 78.
-#[test]
-fn idle_pools_are_parked_before_out_of_memory_is_reported() {
-    for config in configs() {
-        let sim = SimConfig::default().with_capacity(100 * MIB);
-        let lab = Lab::with(sim, config);
-        let s = lab.stream();
-        let input = lab.block(EAGER, 20 * MIB, &s);
-        lab.fill(&s, &input, 4);
-        let g = serving(&lab, &s, &input, 20 * MIB);
-        g.exec.launch(&s).unwrap();
-        let error = lab.try_block(EAGER, 70 * MIB, &s).err().unwrap();
-        let AllocError::OutOfMemory(report) = &error else { panic!("{error}") };
-        assert!(report.parkable >= 36 * MIB && report.to_string().contains("more could go"), "{report}");
-        lab.allocator.set_idle_options(g.pool, IdleOptions::new().with_park_when_short(true)).unwrap();
-        let block = lab.block(EAGER, 70 * MIB, &s);
-        assert_eq!(lab.allocator.residency(g.pool).unwrap(), Residency::Parked);
-        lab.fill(&s, &block, 1);
-        // There is no room to wake it: an error that says so, and it is parked as before.
-        let refused = g.exec.launch(&s);
-        assert!(
-            matches!(&refused, Err(LaunchError::Pool { source: AllocError::Pool(PoolError::NoMemory { .. }), .. })),
-            "{refused:?}"
-        );
-        assert_eq!(lab.allocator.residency(g.pool).unwrap(), Residency::Parked);
-        lab.allocator.validate().unwrap();
-        let error = lab.try_block(EAGER, 90 * MIB, &s).err().unwrap();
-        let AllocError::OutOfMemory(report) = &error else { panic!("{error}") };
-        assert!(report.away > 0, "{report}");
-        drop(block);
-        g.exec.launch(&s).unwrap();
-        lab.wait(&s);
-        assert_eq!(lab.word(&g.output), Some(6));
-        lab.assert_clean();
-    }
-}
-
 #[test]
 fn memory_that_cannot_leave_its_addresses_is_refused_with_the_reason() {
     use gpupool_allocator::config::VirtualMemory;
@@ -533,28 +338,6 @@ fn a_pool_of_scopes_is_parked_and_woken_by_its_next_request() {
 }
 
 #[test]
-fn a_launch_whose_order_is_the_callers_business_still_comes_after_what_borrowed() {
-    use gpupool_graph_capture::{LaunchOptions, Sharing};
-    everywhere(|lab| {
-        let (s, other) = (lab.stream(), lab.stream());
-        let input = lab.block(EAGER, 12 * MIB, &s);
-        lab.fill(&s, &input, 4);
-        let g = serving(lab, &s, &input, 12 * MIB);
-        let options = IdleOptions::new().with_lending(Lending::BeforeGrowth);
-        lab.allocator.set_idle_options(g.pool, options).unwrap();
-        g.exec.launch(&s).unwrap();
-        lab.wait(&s);
-        let loan = lab.block(EAGER, 11 * MIB, &other);
-        lab.fill(&other, &loan, 99);
-        drop(loan);
-        g.exec.launch_with(&s, LaunchOptions::new().with_sharing(Sharing::Unchecked)).unwrap();
-        lab.wait(&s);
-        assert_eq!(lab.word(&g.output), Some(6));
-        lab.device.run_until_idle();
-    });
-}
-
-#[test]
 fn a_move_that_cannot_wait_for_a_capturing_stream_is_refused_and_changes_nothing() {
     everywhere(|lab| {
         let (s, capturing) = (lab.stream(), lab.stream());
@@ -581,5 +364,21 @@ fn a_move_that_cannot_wait_for_a_capturing_stream_is_refused_and_changes_nothing
         assert_eq!(lab.device.memory_in_use(), 0);
         lab.allocator.resume(&Which::All).unwrap();
         drop(graph);
+    });
+}
+
+#[test]
+fn work_on_a_live_block_that_nobody_was_told_of_is_waited_for_before_it_moves() {
+    everywhere(|lab| {
+        let (s, other) = (lab.stream(), lab.stream());
+        let input = lab.block(EAGER, 3 * MIB, &s);
+        lab.fill(&s, &input, 1);
+        let g = serving(lab, &s, &input, 3 * MIB);
+        g.exec.launch(&s).unwrap();
+        lab.order(&s, &other);
+        lab.add(&other, &g.output, 30);
+        lab.allocator.suspend(&Which::All).unwrap();
+        lab.allocator.resume(&Which::All).unwrap();
+        assert_eq!(lab.word(&g.output), Some(33));
     });
 }
