@@ -213,12 +213,12 @@ fn many_replays(config: Config) -> Result<(), Failed> {
 }
 
 /// No GPU memory is left once everything was dropped and the cache emptied.
-fn nothing_left() -> Result<(), Failed> {
+fn nothing_left(policy: Policy) -> Result<(), Failed> {
     let device = Arc::new(gpu());
     let mut before = 0;
     for round in 0..3 {
         {
-            let allocator = allocator(&device, Config::new(Policy::Segments));
+            let allocator = allocator(&device, Config::new(policy));
             let captures = Captures::new(&allocator);
             let main = allocator.register_stream(stream(&device));
             let capture = captures.begin(&main, CaptureOptions::new())?;
@@ -241,24 +241,82 @@ fn nothing_left() -> Result<(), Failed> {
     Ok(())
 }
 
+/// A thread that has no context current, and never had one, drops what others made: it is freed all the same, and the thread has no context
+/// afterwards either.
+fn drops_on_a_fresh_thread(policy: Policy) -> Result<(), Failed> {
+    let device = Arc::new(gpu());
+    let used = || device.bytes_in_use().unwrap();
+    let mut before = 0;
+    for round in 0..2 {
+        let allocator = allocator(&device, Config::new(policy));
+        let main = allocator.register_stream(stream(&device));
+        let blocks: Vec<_> = (0..8).map(|_| allocator.alloc(32 * MIB, &main)).collect::<Result<_, _>>()?;
+        let captures = Captures::new(&allocator);
+        let capture = captures.begin(&main, CaptureOptions::new())?;
+        let inside = allocator.alloc(64 * MIB, &main)?;
+        device.launch(main.handle(), Kernel::Fill { dst: inside.address(), bytes: MIB, value: 1 })?;
+        drop(inside);
+        let exec = capture.end()?.instantiate(InstantiateFlags::default())?;
+        exec.launch(&main)?;
+        device.stream_synchronize(main.handle())?;
+        let held = used();
+        std::thread::spawn(move || {
+            assert!(!has_context());
+            drop((blocks, exec));
+            captures.tidy();
+            assert!(allocator.empty_cache().unwrap().released_bytes >= (8 * 32 + 64) * MIB);
+            drop((main, captures, allocator));
+            assert!(!has_context(), "a context was left current");
+        })
+        .join()
+        .unwrap();
+        assert!(held - used() >= (8 * 32 + 64) * MIB, "{} of {held}", used());
+        if round > 0 {
+            assert_eq!(used(), before);
+        }
+        before = used();
+    }
+    Ok(())
+}
+
+/// Whether a context is current on this thread.
+fn has_context() -> bool {
+    gpupool_cuda_device::interop::current_context().is_some()
+}
+
 fn main() {
-    let segments = || Config::new(Policy::Segments);
-    let tests: Vec<GpuTest> = vec![
-        (
-            "a global capture survives eight threads, on virtual memory".into(),
-            Box::new(move || capture_among_threads(segments(), CaptureMode::Global)),
-        ),
+    let of = Config::new;
+    let mut tests: Vec<GpuTest> = vec![
         (
             "a global capture survives eight threads, on plain memory under the exchange".into(),
             Box::new(|| capture_among_threads(plain(), CaptureMode::Global)),
         ),
         ("a global capture dies of a plain allocation without the exchange".into(), Box::new(without_the_exchange)),
-        (
-            "10,000 replays stay right among eager work, on virtual memory".into(),
-            Box::new(move || many_replays(segments())),
-        ),
         ("10,000 replays stay right among eager work, on plain memory".into(), Box::new(|| many_replays(plain()))),
-        ("nothing is left on the GPU when everything was dropped".into(), Box::new(nothing_left)),
     ];
+    for policy in [Policy::Segments, Policy::Pages] {
+        tests.extend([
+            (
+                format!("a global capture survives eight threads, under {policy}"),
+                Box::new(move || capture_among_threads(of(policy), CaptureMode::Global)) as Box<_>,
+            ),
+            (
+                format!("10,000 replays stay right among eager work, under {policy}"),
+                Box::new(move || many_replays(of(policy))) as Box<_>,
+            ),
+        ]);
+    }
+    for &policy in Policy::ALL {
+        tests.extend([
+            (
+                format!("nothing is left on the GPU when everything was dropped, under {policy}"),
+                Box::new(move || nothing_left(policy)) as Box<_>,
+            ),
+            (
+                format!("drops on a thread without a context free all the same, under {policy}"),
+                Box::new(move || drops_on_a_fresh_thread(policy)) as Box<_>,
+            ),
+        ]);
+    }
     gpu::run(Vec::new(), tests);
 }

@@ -12,9 +12,7 @@ use gpupool_allocator::Policy;
 use gpupool_cuda_device::CudaDevice;
 use gpupool_replay::generate::Shape;
 use gpupool_replay::real::Real;
-#[cfg(unix)]
-use gpupool_replay::stress::stress_watched;
-use gpupool_replay::stress::{Limit, StressOptions, StressReport, stress, stress_simulated};
+use gpupool_replay::stress::{Limit, StatsOf, StressOptions, StressReport, stress, stress_simulated};
 #[cfg(unix)]
 use gpupool_snapshot::Live;
 use serde::Serialize;
@@ -74,29 +72,30 @@ fn one(arguments: &Stress, limit: Limit, policy: Policy) -> Result<StressReport,
         capacity: arguments.capacity,
     };
     let say = |operations| progress.say(format!("{what}: {} operations", count(operations)));
-    #[cfg(unix)]
-    if let Some(path) = &arguments.socket {
-        if arguments.device != DeviceChoice::Sim {
-            return Err(Failure::Usage("--socket takes --device sim in this version"));
-        }
-        return watched(path, &options, &say);
-    }
-    match arguments.device {
-        DeviceChoice::Sim => Ok(stress_simulated(&options, &say)?),
+    let run = |ready: &dyn Fn(StatsOf)| match arguments.device {
+        DeviceChoice::Sim => Ok(stress_simulated(&options, &say, ready)?),
         DeviceChoice::Cuda(ordinal) => {
             let device = CudaDevice::open(ordinal)?;
             // Loaded now, so that what the driver counts as taken does not change later.
             device.load_kernels()?;
-            Ok(stress(Arc::new(Real::new(device)), &options, &say)?)
+            Ok(stress(Arc::new(Real::new(device)), &options, &say, ready)?)
         }
+    };
+    #[cfg(unix)]
+    if let Some(path) = &arguments.socket {
+        return watched(path, run);
     }
+    run(&|_| ())
 }
 
 /// A run that `gpupool top` can watch.
 #[cfg(unix)]
-fn watched(path: &Path, options: &StressOptions, say: &(dyn Fn(u64) + Sync)) -> Result<StressReport, Failure> {
+fn watched(
+    path: &Path,
+    run: impl FnOnce(&dyn Fn(StatsOf)) -> Result<StressReport, Failure>,
+) -> Result<StressReport, Failure> {
     let open = RefCell::new(None);
-    let report = stress_watched(options, say, &|stats| {
+    let report = run(&|stats| {
         let live = Live::serve(path, Arc::new(move || Some((0, stats()?))));
         if live.is_ok() {
             eprintln!("gpupool: watch with `gpupool top {}`", path.display());

@@ -22,6 +22,7 @@ use crate::context::{Context, Current};
 use crate::driver::{Code, Driver};
 use crate::error::check;
 use crate::objects::{Kind, Object, Table};
+use crate::stream_ordered::PoolKind;
 
 /// `CU_DEVICE_ATTRIBUTE_…` by the driver's numbers.
 mod attribute {
@@ -148,6 +149,7 @@ pub struct CudaDevice {
     pub(crate) copies: Mutex<Option<StreamHandle>>,
     pub(crate) graphs: Table<GraphKind>,
     pub(crate) execs: Table<ExecKind>,
+    pub(crate) pools: Table<PoolKind>,
     pub(crate) context: Arc<Context>,
 }
 
@@ -223,6 +225,7 @@ impl CudaDevice {
             copies: Mutex::default(),
             graphs: Table::default(),
             execs: Table::default(),
+            pools: Table::default(),
             context,
         })
     }
@@ -362,7 +365,7 @@ pub(crate) fn physical(device: CUdevice) -> CUmemAllocationProp {
     }
 }
 
-fn location(device: CUdevice) -> CUmemLocation {
+pub(crate) fn location(device: CUdevice) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 

@@ -2,8 +2,8 @@
 
 use gpupool_device::{
     Address, Call, CaptureFrontier, CaptureId, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverError,
-    DriverResult, EventHandle, GraphHandle, HostMemory, MemoryHandle, MemoryInfo, NodeId, StreamHandle, StreamKind,
-    code,
+    DriverPoolFigures, DriverPoolHandle, DriverResult, EventHandle, GraphHandle, HostMemory, MemoryHandle, MemoryInfo,
+    NodeId, StreamHandle, StreamKind, code,
 };
 use hashbrown::HashSet;
 use parking_lot::Mutex;
@@ -300,6 +300,30 @@ impl Device for CudaDevice {
             // SAFETY: as in `copy_to_host`; cuMemcpyAsync takes addresses of the unified space, and pinned memory's is its host address.
             unsafe { (self.driver.copy_async)(dst.0, host, bytes, stream) }
         })
+    }
+
+    fn driver_pool_create(&self) -> DriverResult<DriverPoolHandle> {
+        self.make_pool()
+    }
+
+    fn driver_pool_destroy(&self, pool: DriverPoolHandle) -> DriverResult<()> {
+        self.pools.destroy(pool.0, code::INVALID_VALUE)
+    }
+
+    fn driver_pool_figures(&self, pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures> {
+        self.pool_figures(pool)
+    }
+
+    fn driver_pool_trim(&self, pool: DriverPoolHandle, keep: u64) -> DriverResult<()> {
+        self.trim_pool(pool, keep)
+    }
+
+    fn mem_alloc_async(&self, pool: DriverPoolHandle, bytes: u64, stream: StreamHandle) -> DriverResult<Address> {
+        self.alloc_from(pool, bytes, stream)
+    }
+
+    fn mem_free_async(&self, address: Address, stream: StreamHandle) -> DriverResult<()> {
+        self.free_async(stream, address)
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {

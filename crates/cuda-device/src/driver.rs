@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode,
-    CUmemAccessDesc, CUmemAllocationProp, CUmemoryPool, CUmodule, CUstream, CUuserObject,
+    CUmemAccessDesc, CUmemAllocationProp, CUmemPoolProps, CUmemoryPool, CUmodule, CUstream, CUuserObject,
 };
 use libloading::Library;
 
@@ -145,10 +145,13 @@ entry_points! {
     memset_d8 = "cuMemsetD8_v2" (CUdeviceptr, u8, usize);
     memset_d32_async = "cuMemsetD32Async" (CUdeviceptr, c_uint, usize, CUstream);
     default_pool = "cuDeviceGetDefaultMemPool" (*mut CUmemoryPool, CUdevice);
+    pool_create = "cuMemPoolCreate" (*mut CUmemoryPool, *const CUmemPoolProps);
+    pool_destroy = "cuMemPoolDestroy" (CUmemoryPool);
     pool_trim = "cuMemPoolTrimTo" (CUmemoryPool, usize);
     pool_get = "cuMemPoolGetAttribute" (CUmemoryPool, c_int, *mut c_void);
     pool_set = "cuMemPoolSetAttribute" (CUmemoryPool, c_int, *mut c_void);
     mem_alloc_async = "cuMemAllocAsync" (*mut CUdeviceptr, usize, CUstream);
+    mem_alloc_from_pool = "cuMemAllocFromPoolAsync" (*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
     mem_free_async = "cuMemFreeAsync" (CUdeviceptr, CUstream);
     graph_mem_get = "cuDeviceGetGraphMemAttribute" (CUdevice, c_int, *mut c_void);
     graph_mem_set = "cuDeviceSetGraphMemAttribute" (CUdevice, c_int, *mut c_void);

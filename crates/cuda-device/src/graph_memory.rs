@@ -2,11 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use gpupool_device::{Call, DriverResult};
+use gpupool_device::{Call, DriverPoolFigures, DriverResult};
 
 use crate::CudaDevice;
 use crate::error::check;
-use crate::stream_ordered::PoolFigures;
 
 /// `CU_GRAPH_MEM_ATTR_…`: used now, used at most, reserved now, reserved at most.
 const FIGURES: [c_int; 4] = [0, 1, 2, 3];
@@ -17,7 +16,7 @@ impl CudaDevice {
     /// # Errors
     ///
     /// The driver's.
-    pub fn graph_memory(&self) -> DriverResult<PoolFigures> {
+    pub fn graph_memory(&self) -> DriverResult<DriverPoolFigures> {
         let _current = self.enter(Call::Other)?;
         let mut values = [0_u64; 4];
         for (attribute, value) in FIGURES.into_iter().zip(&mut values) {
@@ -28,7 +27,7 @@ impl CudaDevice {
             check(Call::Other, code)?;
         }
         let [used, used_high, reserved, reserved_high] = values;
-        Ok(PoolFigures { reserved, reserved_high, used, used_high })
+        Ok(DriverPoolFigures { reserved, reserved_high, used, used_high })
     }
 
     /// Lowers both high marks to what is now.

@@ -12,6 +12,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUcontext;
 use cudarc::driver::{
     CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
 };
@@ -111,6 +112,16 @@ unsafe impl<'a, 'b: 'a, T, O> PushKernelArg<&'b mut TypedBlock<T, O>> for Launch
     fn arg(&mut self, block: &'b mut TypedBlock<T, O>) -> &mut Self {
         self.arg(&block.address)
     }
+}
+
+/// The context that is current on this thread; none without a driver, too.
+#[must_use]
+pub fn current_context() -> Option<CUcontext> {
+    let open = crate::availability::open().ok()?;
+    let mut current: CUcontext = std::ptr::null_mut();
+    // SAFETY: cuCtxGetCurrent writes one handle; the driver was initialised.
+    let code = unsafe { (open.table.ctx_get_current)(&mut current) };
+    (code == 0 && !current.is_null()).then_some(current)
 }
 
 /// cudarc would record events of its slices into captures.

@@ -1,32 +1,24 @@
 //! The driver's own allocator: stream-ordered allocation from its pools.
 //!
-//! These calls are beside the device traits: policies do not use them. They serve the backend that is the driver's pool, and what compares
-//! with it. *Capture*: on a capturing stream an allocation or free becomes a memory node; on other streams both are unsafe calls, as is
+//! The pools that [`Device`](gpupool_device::Device) makes are our own, so that their figures are, too; the device's default pool, which
+//! other libraries take from, is beside the traits, for experiments that compare with it. *Capture*: on a capturing stream an allocation or free becomes a memory node; on other streams both are unsafe calls, as is
 //! trimming.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUmemoryPool;
-use gpupool_device::{Address, Call, DriverResult, StreamHandle};
+use cudarc::driver::sys::{CUmemAllocationHandleType, CUmemAllocationType, CUmemPoolProps, CUmemoryPool};
+use gpupool_device::{
+    Address, Call, DriverError, DriverPoolFigures, DriverPoolHandle, DriverResult, StreamHandle, code,
+};
 
 use crate::CudaDevice;
 use crate::context::Context;
+use crate::device::location;
 use crate::device_impl::size;
+use crate::driver::{Code, Driver};
 use crate::error::{check, check_returned};
-
-/// What a pool holds, in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct PoolFigures {
-    /// Held from the device now.
-    pub reserved: u64,
-    /// The most that was held since the last reset.
-    pub reserved_high: u64,
-    /// In blocks now.
-    pub used: u64,
-    /// The most that was in blocks since the last reset.
-    pub used_high: u64,
-}
+use crate::objects::{Kind, Object};
 
 /// `CU_MEMPOOL_ATTR_…`.
 mod attribute {
@@ -38,7 +30,20 @@ mod attribute {
     pub(super) const USED_HIGH: c_int = 8;
 }
 
-/// One of the driver's memory pools on a device: the default one.
+/// A pool that we made.
+#[derive(Debug)]
+pub(crate) struct PoolKind;
+
+impl Kind for PoolKind {
+    const DESTROY: Call = Call::MemPoolDestroy;
+    // SAFETY: the trait's contract is that the pool is live and unused.
+    unsafe fn destroy(&self, driver: &Driver, raw: u64) -> Code {
+        // SAFETY: made by cuMemPoolCreate; cuMemPoolDestroy lets blocks that are left live on.
+        unsafe { (driver.pool_destroy)(raw as CUmemoryPool) }
+    }
+}
+
+/// One of the driver's memory pools on a device, for its figures and switches.
 #[derive(Clone, Debug)]
 pub struct DriverPool {
     context: Arc<Context>,
@@ -49,6 +54,57 @@ pub struct DriverPool {
 unsafe impl Send for DriverPool {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for DriverPool {}
+
+/// What [`Device`](gpupool_device::Device) asks of pools.
+impl CudaDevice {
+    pub(crate) fn make_pool(&self) -> DriverResult<DriverPoolHandle> {
+        let call = Call::MemPoolCreate;
+        let _current = self.enter(call)?;
+        let properties = CUmemPoolProps {
+            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: location(self.context.device),
+            win32SecurityAttributes: std::ptr::null_mut(),
+            maxSize: 0,
+            usage: 0,
+            reserved: [0; 54],
+        };
+        let mut raw: CUmemoryPool = std::ptr::null_mut();
+        // SAFETY: cuMemPoolCreate reads the properties and writes one handle.
+        check(call, unsafe { (self.driver.pool_create)(&mut raw, &properties) })?;
+        let pool = DriverPool { context: Arc::clone(&self.context), raw };
+        self.pools.insert(Object::new(&self.context, raw as u64, PoolKind));
+        pool.set(attribute::RELEASE_THRESHOLD, u64::MAX)?;
+        Ok(DriverPoolHandle(raw as u64))
+    }
+
+    /// A pool of ours, held while it is used.
+    fn held_pool(&self, call: Call, pool: DriverPoolHandle) -> DriverResult<(Arc<Object<PoolKind>>, DriverPool)> {
+        let held = self.pools.get(pool.0).ok_or(DriverError::new(call, code::INVALID_VALUE))?;
+        let raw = held.raw as CUmemoryPool;
+        Ok((held, DriverPool { context: Arc::clone(&self.context), raw }))
+    }
+
+    pub(crate) fn pool_figures(&self, pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures> {
+        let (_held, pool) = self.held_pool(Call::MemPoolGetAttribute, pool)?;
+        pool.figures()
+    }
+
+    pub(crate) fn trim_pool(&self, pool: DriverPoolHandle, keep: u64) -> DriverResult<()> {
+        let (_held, pool) = self.held_pool(Call::MemPoolTrimTo, pool)?;
+        pool.trim(keep)
+    }
+
+    pub(crate) fn alloc_from(&self, pool: DriverPoolHandle, bytes: u64, stream: StreamHandle) -> DriverResult<Address> {
+        let call = Call::MemAllocAsync;
+        let (held, stream) = (self.held_pool(call, pool)?.0, self.stream(call, stream)?);
+        let _current = self.enter(call)?;
+        let (mut address, raw) = (0, held.raw as CUmemoryPool);
+        // SAFETY: cuMemAllocFromPoolAsync takes a pool and a stream, both held, and writes one address.
+        check(call, unsafe { (self.driver.mem_alloc_from_pool)(&mut address, size(call, bytes)?, raw, stream.raw) })?;
+        Ok(Address(address))
+    }
+}
 
 impl CudaDevice {
     /// The device's default pool, which `alloc_async` takes from.
@@ -70,7 +126,7 @@ impl CudaDevice {
     ///
     /// `OUT_OF_MEMORY`; the driver's.
     pub fn alloc_async(&self, stream: StreamHandle, bytes: u64) -> DriverResult<Address> {
-        let call = Call::MemAlloc;
+        let call = Call::MemAllocAsync;
         let stream = self.stream(call, stream)?;
         let _current = self.enter(call)?;
         let mut address = 0;
@@ -86,7 +142,7 @@ impl CudaDevice {
     /// `INVALID_VALUE` for any other address, for one that a graph allocates and no launch has, and on a capturing stream for a block from
     /// outside the capture.
     pub fn free_async(&self, stream: StreamHandle, address: Address) -> DriverResult<()> {
-        let call = Call::MemFree;
+        let call = Call::MemFreeAsync;
         let stream = self.stream(call, stream)?;
         let _current = self.enter(call)?;
         // SAFETY: cuMemFreeAsync takes any address and refuses one that is no block of a pool.
@@ -97,12 +153,13 @@ impl CudaDevice {
 impl DriverPool {
     fn get(&self, attribute: c_int) -> DriverResult<u64> {
         let mut value = 0_u64;
-        let _current = self.context.enter(Call::Other)?;
+        let call = Call::MemPoolGetAttribute;
+        let _current = self.context.enter(call)?;
         // SAFETY: cuMemPoolGetAttribute writes a cuuint64_t for each attribute that is asked for here.
         let code = unsafe {
             (self.context.driver.pool_get)(self.raw, attribute, std::ptr::from_mut(&mut value).cast::<c_void>())
         };
-        check(Call::Other, code).map(|()| value)
+        check(call, code).map(|()| value)
     }
 
     fn set(&self, attribute: c_int, mut value: u64) -> DriverResult<()> {
@@ -118,8 +175,8 @@ impl DriverPool {
     /// # Errors
     ///
     /// The driver's.
-    pub fn figures(&self) -> DriverResult<PoolFigures> {
-        Ok(PoolFigures {
+    pub fn figures(&self) -> DriverResult<DriverPoolFigures> {
+        Ok(DriverPoolFigures {
             reserved: self.get(attribute::RESERVED)?,
             reserved_high: self.get(attribute::RESERVED_HIGH)?,
             used: self.get(attribute::USED)?,
@@ -161,8 +218,9 @@ impl DriverPool {
     ///
     /// The driver's.
     pub fn trim(&self, keep: u64) -> DriverResult<()> {
-        let _current = self.context.enter(Call::Other)?;
+        let call = Call::MemPoolTrimTo;
+        let _current = self.context.enter(call)?;
         // SAFETY: cuMemPoolTrimTo takes a pool of a live context.
-        check(Call::Other, unsafe { (self.context.driver.pool_trim)(self.raw, size(Call::Other, keep)?) })
+        check(call, unsafe { (self.context.driver.pool_trim)(self.raw, size(call, keep)?) })
     }
 }

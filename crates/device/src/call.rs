@@ -29,6 +29,18 @@ calls! {
     MemAlloc => "cuMemAlloc",
     /// Plain free.
     MemFree => "cuMemFree",
+    /// Allocate from a pool of the driver's, in stream order.
+    MemAllocAsync => "cuMemAllocFromPoolAsync",
+    /// Free in stream order.
+    MemFreeAsync => "cuMemFreeAsync",
+    /// Make a pool of the driver's.
+    MemPoolCreate => "cuMemPoolCreate",
+    /// Destroy one.
+    MemPoolDestroy => "cuMemPoolDestroy",
+    /// What one holds.
+    MemPoolGetAttribute => "cuMemPoolGetAttribute",
+    /// Give back what one holds and nobody has.
+    MemPoolTrimTo => "cuMemPoolTrimTo",
     /// Free and total memory.
     MemGetInfo => "cuMemGetInfo",
     /// Reserve addresses.

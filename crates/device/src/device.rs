@@ -1,8 +1,9 @@
 //! The calls the allocator makes.
 
 use crate::{
-    Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, DeviceProperties, DriverError, DriverResult,
-    EventHandle, GraphHandle, HostMemory, MemoryHandle, MemoryInfo, NodeId, StreamHandle, code,
+    Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, DeviceProperties, DriverError, DriverPoolFigures,
+    DriverPoolHandle, DriverResult, EventHandle, GraphHandle, HostMemory, MemoryHandle, MemoryInfo, NodeId,
+    StreamHandle, code,
 };
 
 /// Every call the allocator ever makes to a driver. See the crate's documentation for the rules (D1 to D4) and for what
@@ -141,6 +142,56 @@ pub trait Device: Send + Sync + 'static {
     fn copy_from_host(&self, dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
         let _ = (dst, src, offset, bytes);
         Err(DriverError::new(Call::MemcpyFromHost, code::NOT_SUPPORTED))
+    }
+
+    /// Makes one of the driver's own stream-ordered pools, empty. It keeps what is freed until it is [trimmed](Self::driver_pool_trim).
+    ///
+    /// *Errors*: `NOT_SUPPORTED` from a device without such pools, which is what the provided bodies of all these calls do. *Blocks*: no.
+    /// *Capture*: permitted.
+    fn driver_pool_create(&self) -> DriverResult<DriverPoolHandle> {
+        Err(DriverError::new(Call::MemPoolCreate, code::NOT_SUPPORTED))
+    }
+
+    /// Destroys a driver's pool. Its memory goes back once no block of it is left.
+    ///
+    /// *Errors*: `INVALID_VALUE` for an unknown pool. *Blocks*: no. *Capture*: permitted.
+    fn driver_pool_destroy(&self, pool: DriverPoolHandle) -> DriverResult<()> {
+        let _ = pool;
+        Err(DriverError::new(Call::MemPoolDestroy, code::NOT_SUPPORTED))
+    }
+
+    /// What a driver's pool holds. Memory that graphs allocate is no part of it. *Blocks*: no. *Capture*: permitted.
+    fn driver_pool_figures(&self, pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures> {
+        let _ = pool;
+        Err(DriverError::new(Call::MemPoolGetAttribute, code::NOT_SUPPORTED))
+    }
+
+    /// Gives back to the device what a driver's pool holds beyond `keep` bytes, is in no block, and whose frees are over.
+    ///
+    /// *Blocks*: no. *Capture*: unsafe call.
+    fn driver_pool_trim(&self, pool: DriverPoolHandle, keep: u64) -> DriverResult<()> {
+        let _ = (pool, keep);
+        Err(DriverError::new(Call::MemPoolTrimTo, code::NOT_SUPPORTED))
+    }
+
+    /// Allocates from a driver's pool for work on `stream` from now on. On a capturing stream this records a memory node instead: the address
+    /// is fixed, and there is memory behind it only from that node's run on, until its free runs.
+    ///
+    /// *Errors*: `OUT_OF_MEMORY`; `INVALID_VALUE` for 0 bytes or an unknown pool. *Blocks*: no. *Capture*: unsafe call on a stream that is
+    /// not capturing.
+    fn mem_alloc_async(&self, pool: DriverPoolHandle, bytes: u64, stream: StreamHandle) -> DriverResult<Address> {
+        let _ = (pool, bytes, stream);
+        Err(DriverError::new(Call::MemAllocAsync, code::NOT_SUPPORTED))
+    }
+
+    /// Frees what [`mem_alloc_async`](Self::mem_alloc_async) gave, after the work on `stream` so far. On a capturing stream this records a
+    /// memory node. [`mem_free`](Self::mem_free) takes such a block, too, and then waits for nothing: the device must be done with it.
+    ///
+    /// *Errors*: `INVALID_VALUE` for any other address, and on a capturing stream for a block from outside the capture. *Blocks*: no.
+    /// *Capture*: unsafe call on a stream that is not capturing.
+    fn mem_free_async(&self, address: Address, stream: StreamHandle) -> DriverResult<()> {
+        let _ = (address, stream);
+        Err(DriverError::new(Call::MemFreeAsync, code::NOT_SUPPORTED))
     }
 
     /// Sets the calling **thread's** capture mode and returns the one before. *Blocks*: no. *Capture*: permitted.

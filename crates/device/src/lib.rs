@@ -35,7 +35,7 @@ pub use device::{Device, are_complete, with_relaxed_capture};
 pub use error::{DriverError, DriverResult, code};
 pub use graph::{Edge, ExecHandle, GraphDevice, GraphHandle, HostFunction, InstantiateFlags, Node, NodeId, NodeKind};
 pub use types::{
-    Address, CaptureFrontier, CaptureId, CaptureMode, CaptureStatus, DeviceProperties, EventHandle, HostMemory, Memory,
-    MemoryHandle, MemoryInfo, StreamHandle,
+    Address, CaptureFrontier, CaptureId, CaptureMode, CaptureStatus, DeviceProperties, DriverPoolFigures,
+    DriverPoolHandle, EventHandle, HostMemory, Memory, MemoryHandle, MemoryInfo, StreamHandle,
 };
 pub use workbench::{Gate, Kernel, StreamKind, Workbench};

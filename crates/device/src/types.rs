@@ -65,6 +65,23 @@ pub struct HostMemory(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct MemoryHandle(pub u64);
 
+/// One of the driver's own stream-ordered memory pools (`CUmemoryPool`).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DriverPoolHandle(pub u64);
+
+/// What one of the driver's pools holds, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DriverPoolFigures {
+    /// Held from the device now.
+    pub reserved: u64,
+    /// The most that was held since the last reset.
+    pub reserved_high: u64,
+    /// In blocks now.
+    pub used: u64,
+    /// The most that was in blocks since the last reset.
+    pub used_high: u64,
+}
+
 /// The driver's number for a capture in progress; every stream that joined the capture has it. Unique in a process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct CaptureId(pub u64);

@@ -1,5 +1,5 @@
 //! Experiment F: one graph a batch size, c = a**2 + b*2 for 1 to 128 rows, inputs and outputs outside the pool (on a GPU in pinned host
-//! memory), captured in ascending order. With one shared pool, from one stream and from four; and with a pool each.
+//! memory), captured in ascending order. With one shared pool, from one stream and from four, and in a hundred random orders; and with a pool each.
 
 mod common;
 
@@ -13,6 +13,8 @@ use gpupool_cuda_device::PinnedBytes;
 use gpupool_sim_device::SimDevice;
 
 const BATCHES: u64 = 128;
+/// Random orders of capture.
+const ORDERS: u64 = 100;
 /// Bytes of a row: 1,024 floats, and 64 Ki of them.
 const ROW: u64 = 4 << 10;
 const WIDE_ROW: u64 = 256 << 10;
@@ -59,6 +61,8 @@ type Right<'a> = &'a dyn Fn(u64) -> Result<bool, Box<dyn std::error::Error + Sen
 #[derive(Clone, Copy)]
 struct Way {
     batches: u64,
+    /// Captured in a random order drawn from this, else ascending.
+    order: Option<u64>,
     row: u64,
     streams: usize,
     shared: bool,
@@ -79,7 +83,7 @@ fn experiment<M: Machine>(
     right: Option<Right<'_>>,
     report: &Report,
 ) -> Outcome {
-    let way = Way { batches: BATCHES, row: ROW, streams: 1, shared: true, ahead: None };
+    let way = Way { batches: BATCHES, order: None, row: ROW, streams: 1, shared: true, ahead: None };
     // What the driver keeps for graphs itself is taken the first time.
     capture_all(machine, Way { batches: BATCHES, ..way }, outside, copy, None)?;
     let alone = capture_all(machine, Way { batches: 0, ..way }, outside, copy, None)?;
@@ -100,6 +104,24 @@ fn experiment<M: Machine>(
             report.expect(&format!("{what}: results of all replays right"), true, took.right);
         }
     }
+    let mut worst = 0;
+    for order in 1..=ORDERS {
+        let took = capture_all(
+            machine,
+            Way { order: Some(order), streams: 1 + order as usize % 4, ..way },
+            outside,
+            copy,
+            None,
+        )?;
+        worst = worst.max(took.pools);
+    }
+    let ratio = worst as f64 / alone.pools as f64;
+    report.expect_that(
+        &format!("{ORDERS} random orders from one to four streams: the largest pool over the largest graph alone"),
+        "at most 1.02",
+        &format!("{ratio:.3} ({})", mib(worst)),
+        ratio <= 1.02,
+    );
     let apart = capture_all(machine, Way { shared: false, ..way }, outside, copy, right)?;
     report.tell("128 graphs, a pool each: pools (PyTorch: 308 MiB)", &mib(apart.pools));
     report.tell("128 graphs, a pool each: on the device (PyTorch: 320 MiB)", &mib(apart.device));
@@ -148,7 +170,13 @@ fn capture_all<M: Machine>(
     if let Some(bytes) = way.ahead {
         allocator.reserve_pool(shared, Part::Large, bytes)?;
     }
-    let batches: Vec<u64> = if way.batches == 0 { vec![BATCHES] } else { (1..=way.batches).collect() };
+    let mut batches: Vec<u64> = if way.batches == 0 { vec![BATCHES] } else { (1..=way.batches).collect() };
+    if let Some(mut dice) = way.order {
+        for last in (1..batches.len()).rev() {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            batches.swap(last, (dice >> 33) as usize % (last + 1));
+        }
+    }
     let mut graphs = Vec::new();
     for (number, batch) in batches.iter().enumerate() {
         let stream = &streams[number % streams.len()];

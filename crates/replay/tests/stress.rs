@@ -88,7 +88,7 @@ fn threads_compete_for_little_memory() {
     for policy in Policy::ALL {
         let limit = Limit::Operations(NonZeroU64::new(6000).unwrap());
         let options = StressOptions { threads: 3, limit, capacity: 64 * MIB, ..plenty(*policy) };
-        let report = stress_simulated(&options, &|_| {}).unwrap();
+        let report = stress_simulated(&options, &|_| {}, &|_| {}).unwrap();
         assert_eq!((report.errors, report.leaked_bytes), (0, 0), "{:?}", report.messages);
         assert!(report.out_of_memory > 0, "{policy}");
     }
@@ -100,7 +100,7 @@ fn threads_exchange_blocks_and_nothing_is_lost() {
         let operations = NonZeroU64::new(12_000).unwrap();
         let limit = Limit::Operations(operations);
         let options = StressOptions { threads: 4, limit, ..plenty(*policy) };
-        let report = stress_simulated(&options, &|_| {}).unwrap();
+        let report = stress_simulated(&options, &|_| {}, &|_| {}).unwrap();
         assert_eq!((report.errors, report.leaked_bytes), (0, 0), "{:?}", report.messages);
         assert!(report.operations > 6_000 && report.checked_bytes > 0 && report.ns_per_operation > 0.0);
     }
@@ -112,7 +112,7 @@ fn what_a_device_refuses_is_an_error_of_the_report() {
     device.fail_nth(gpupool_device::Call::LaunchKernel, 500, gpupool_device::code::UNKNOWN);
     let limit = Limit::Operations(NonZeroU64::new(5000).unwrap());
     let options = StressOptions { limit, ..plenty(Policy::Segments) };
-    let report = stress(Arc::new(device), &options, &|_| {}).unwrap();
+    let report = stress(Arc::new(device), &options, &|_| {}, &|_| {}).unwrap();
     assert!(report.errors > 0 && report.messages[0].contains("cuLaunchKernel"), "{:?}", report.messages);
 }
 

@@ -91,6 +91,11 @@ impl State {
         self.streams.get(stream)?.capture
     }
 
+    /// The graph that a capture under way makes.
+    pub(crate) fn graph_under(&self, capture: CaptureId) -> Option<&crate::graphs::Graph> {
+        self.graphs.get(self.captures.active.get(&capture)?.graph)
+    }
+
     /// The capture that submissions to a stream go to, if it is capturing.
     pub(crate) fn recording(&self, stream: StreamId) -> Result<Option<CaptureId>, Code> {
         let Some(id) = self.capture_of(stream) else { return Ok(None) };

@@ -73,6 +73,12 @@ pub struct CostModel {
     pub host_free: Curve,
     /// A copy between the device and pinned memory. Assumed.
     pub host_copy: Curve,
+    /// Allocate from a driver's pool that has the memory. Assumed.
+    pub pool_alloc: u64,
+    /// Free in stream order. Assumed.
+    pub pool_free: u64,
+    /// Make, destroy or ask a driver's pool. Assumed.
+    pub pool_other: u64,
     /// Free and total memory.
     pub mem_info: u64,
     /// Create an event.
@@ -146,6 +152,9 @@ impl CostModel {
             host_alloc: Curve::new([(0, 100_000), (1 << 30, 300_000_000)]),
             host_free: Curve::new([(0, 50_000), (1 << 30, 100_000_000)]),
             host_copy: Curve::new([(0, 10_000), (1 << 30, 20_000_000)]),
+            pool_alloc: 1_000,
+            pool_free: 1_000,
+            pool_other: 1_000,
             mem_info: 4_900,
             event_create: 75,
             event_destroy: 75,

@@ -1,8 +1,9 @@
 //! [`Device`] for the simulated device.
 
 use gpupool_device::{
-    Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverResult, EventHandle,
-    GraphHandle, HostMemory, MemoryHandle, MemoryInfo, NodeId, StreamHandle, code,
+    Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverPoolFigures,
+    DriverPoolHandle, DriverResult, EventHandle, GraphHandle, HostMemory, MemoryHandle, MemoryInfo, NodeId,
+    StreamHandle, code,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -88,6 +89,11 @@ impl Device for SimDevice {
         self.call(Call::MemFree, |this, state| {
             this.unsafe_call(state)?;
             let ordinal = this.shared.ordinal;
+            if state.device(ordinal)?.memory.is_pooled(address.0) {
+                // The caller says that the device is done with it.
+                state.device(ordinal)?.memory.pool_free(address.0, None)?;
+                return Ok(((), state.config.costs.pool_free));
+            }
             let bytes = state.device(ordinal)?.memory.plain(address.0)?;
             this.drain(state, Call::MemFree)?;
             // The lock was open while host functions ran: somebody else may have freed it.
@@ -101,6 +107,8 @@ impl Device for SimDevice {
 
     fn mem_info(&self) -> DriverResult<MemoryInfo> {
         self.call(Call::MemGetInfo, |this, state| {
+            let gone = state.device(this.shared.ordinal)?.memory.reap_pools();
+            gone.into_iter().for_each(|gone| state.forget(gone));
             let (free, total) = state.device(this.shared.ordinal)?.memory.info();
             Ok((MemoryInfo { free, total }, state.config.costs.mem_info))
         })
@@ -313,6 +321,30 @@ impl Device for SimDevice {
 
     fn copy_from_host(&self, dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
         self.host_copy(Call::MemcpyFromHost, dst, (src, offset, bytes), false)
+    }
+
+    fn driver_pool_create(&self) -> DriverResult<DriverPoolHandle> {
+        self.make_driver_pool()
+    }
+
+    fn driver_pool_destroy(&self, pool: DriverPoolHandle) -> DriverResult<()> {
+        self.destroy_driver_pool(pool)
+    }
+
+    fn driver_pool_figures(&self, pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures> {
+        self.figures_of_driver_pool(pool)
+    }
+
+    fn driver_pool_trim(&self, pool: DriverPoolHandle, keep: u64) -> DriverResult<()> {
+        self.trim_driver_pool(pool, keep)
+    }
+
+    fn mem_alloc_async(&self, pool: DriverPoolHandle, bytes: u64, stream: StreamHandle) -> DriverResult<Address> {
+        self.alloc_in_order(pool, bytes, stream)
+    }
+
+    fn mem_free_async(&self, address: Address, stream: StreamHandle) -> DriverResult<()> {
+        self.free_in_order(address, stream)
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {

@@ -195,7 +195,7 @@ impl State {
                 self.streams.get_mut(id)?.in_host = Some(std::thread::current().id());
                 return Some(job);
             }
-            NodeWork::Empty | NodeWork::Foreign(_) => self.finish_node(id, node, clock, start),
+            NodeWork::Empty | NodeWork::Memory(_) | NodeWork::Foreign(_) => self.finish_node(id, node, clock, start),
             NodeWork::Kernel(kernel, tag) => {
                 if let Some((opened, time)) = self.opened(kernel) {
                     clock.join(&opened);

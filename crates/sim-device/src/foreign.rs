@@ -41,7 +41,11 @@ impl SimDevice {
                     state.record_node(id, stream, NodeWork::Foreign(kind))?;
                 }
                 (ForeignCall::MemFreeAsync, Some(_)) => return Err(code::INVALID_VALUE),
-                (ForeignCall::DeviceGraphMemTrim | ForeignCall::MemsetSynchronous, _) => {}
+                (ForeignCall::DeviceGraphMemTrim, _) => {
+                    let gone = state.device(this.shared.ordinal)?.memory.trim_nodes();
+                    gone.into_iter().for_each(|gone| state.forget(gone));
+                }
+                (ForeignCall::MemsetSynchronous, _) => {}
                 _ => this.unsafe_call(state)?,
             }
             Ok(((), 0))

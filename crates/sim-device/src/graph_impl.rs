@@ -58,12 +58,12 @@ impl GraphDevice for SimDevice {
         })
     }
 
-    fn instantiate(&self, graph: GraphHandle, _flags: InstantiateFlags) -> DriverResult<ExecHandle> {
+    fn instantiate(&self, graph: GraphHandle, flags: InstantiateFlags) -> DriverResult<ExecHandle> {
         self.call(Call::GraphInstantiate, |this, state| {
             this.unsafe_call(state)?;
             let State { graphs, detector, config, .. } = &mut **state;
             let nodes = graphs.get(graph).map_or(0, |g| g.nodes.len());
-            let exec = graphs.instantiate(graph, detector).ok_or(code::INVALID_VALUE)?;
+            let exec = graphs.instantiate(graph, flags.auto_free_on_launch, detector).ok_or(code::INVALID_VALUE)?;
             Ok((exec, per_node(nodes, config.costs.instantiate_node)))
         })
     }
@@ -82,7 +82,9 @@ impl GraphDevice for SimDevice {
             let id = state.stream(this.shared.ordinal, stream)?;
             state.not_while_capturing(id)?;
             state.legacy_is_free(id)?;
-            state.graphs.exec(exec).ok_or(code::INVALID_VALUE)?;
+            let launched = state.graphs.exec(exec).ok_or(code::INVALID_VALUE)?;
+            let (nodes, auto_free) = (Arc::clone(&launched.nodes), launched.auto_free);
+            state.launch_memory(&nodes, auto_free)?;
             state.order_with_legacy(id);
             let submission = state.next_submission();
             let run = state.graphs.launch(exec, id, submission).ok_or(code::INVALID_VALUE)?;

@@ -30,6 +30,8 @@ pub(crate) enum NodeWork {
     Kernel(Kernel, Option<u64>),
     Empty,
     Host(RepeatableHostFunction),
+    /// Memory of the driver's pools: what it does is done as the graph is launched.
+    Memory(NodeKind),
     /// Some other library's node: listed, and nothing when it runs.
     Foreign(NodeKind),
 }
@@ -40,6 +42,7 @@ impl fmt::Debug for NodeWork {
             Self::Kernel(kernel, _) => crate::kernels::name(kernel),
             Self::Empty => "empty",
             Self::Host(_) => "host function",
+            Self::Memory(_) => "memory node",
             Self::Foreign(_) => "foreign node",
         })
     }
@@ -51,7 +54,7 @@ impl NodeWork {
             Self::Kernel(..) => NodeKind::Kernel,
             Self::Empty => NodeKind::Empty,
             Self::Host(_) => NodeKind::Host,
-            Self::Foreign(kind) => kind.clone(),
+            Self::Memory(kind) | Self::Foreign(kind) => kind.clone(),
         }
     }
 }
@@ -105,6 +108,8 @@ pub(crate) struct Exec {
     /// Runs submitted and not complete: stream and submission.
     pub(crate) runs: VecDeque<(StreamId, u64)>,
     pub(crate) destroyed: bool,
+    /// What memory nodes have live is freed by the next launch.
+    pub(crate) auto_free: bool,
 }
 
 /// One submitted run.
@@ -201,7 +206,12 @@ impl Graphs {
     }
 
     /// Makes a graph executable.
-    pub(crate) fn instantiate(&mut self, graph: GraphHandle, detector: &mut Detector) -> Option<ExecHandle> {
+    pub(crate) fn instantiate(
+        &mut self,
+        graph: GraphHandle,
+        auto_free: bool,
+        detector: &mut Detector,
+    ) -> Option<ExecHandle> {
         let graph = self.graphs.get(&graph).filter(|g| !g.open)?;
         let index: HashMap<NodeId, u32> = graph.nodes.iter().map(|n| n.id).zip(0..).collect();
         let mut clock = VectorClock::default();
@@ -229,7 +239,7 @@ impl Graphs {
         self.last_handle += 1;
         let handle = ExecHandle(self.last_handle);
         let (capture, nodes) = (graph.capture, nodes.into());
-        let exec = Exec { nodes, capture, components, clock, runs: VecDeque::new(), destroyed: false };
+        let exec = Exec { nodes, capture, components, clock, runs: VecDeque::new(), destroyed: false, auto_free };
         self.execs.insert(handle, exec);
         Some(handle)
     }

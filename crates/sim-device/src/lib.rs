@@ -58,8 +58,8 @@
 //!
 //! # What it does not do
 //!
-//! Graphs hold kernels, host functions and empty nodes; memory nodes of other libraries are listed but do nothing,
-//! child graphs and conditional nodes are refused. No peer access: a kernel reaches its own device's memory. Prices of
+//! Graphs hold kernels, host functions, empty nodes and memory nodes of the driver's pools, which get memory as their graph is launched;
+//! those of other libraries are listed but do nothing, child graphs and conditional nodes are refused. No peer access: a kernel reaches its own device's memory. Prices of
 //! kernels, launches and graph inspection are assumed, not measured. Threads are not explored: several may call, but
 //! their order is the machine's.
 #![forbid(unsafe_code)]
@@ -70,6 +70,7 @@ mod config;
 mod costs;
 mod counters;
 mod device_impl;
+mod driver_pools;
 mod events;
 mod execute;
 mod faults;

@@ -5,22 +5,22 @@ use gpupool_device::{
     CaptureMode, CaptureStatus, Device, GraphDevice, InstantiateFlags, NodeId, NodeKind, StreamHandle, Workbench, code,
 };
 
-use super::{Check, Subject, add, code_of, plain, stream, word};
+use super::{Check, Subject, add, check, code_of, plain, stream, word};
 
 pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
     vec![
-        ("a capture spreads to streams that wait, and comes back", spreading),
-        ("a capture needs its streams joined", unjoined),
-        ("ending on a stream that joined breaks the capture", unmatched),
-        ("an invalidated capture refuses work until it is ended", invalidated),
-        ("captured events stay captured until they are recorded again", captured_events),
-        ("captures have ids of their own and do not merge", apart),
-        ("a capture that is not relaxed is ended by its own thread", threads),
-        ("the default streams: the legacy one cannot be captured, a thread's own can", defaults),
-        ("ending where nothing was begun is an illegal state", not_begun),
-        ("a graph under capture can be looked at and belongs to the driver", under_capture),
-        ("an event that was never recorded holds up no capture", never_recorded),
-        ("what else was asked of a driver", asked),
+        check("a capture spreads to streams that wait, and comes back", spreading),
+        check("a capture needs its streams joined", unjoined),
+        check("ending on a stream that joined breaks the capture", unmatched),
+        check("an invalidated capture refuses work until it is ended", invalidated),
+        check("captured events stay captured until they are recorded again", captured_events),
+        check("captures have ids of their own and do not merge", apart),
+        check("a capture that is not relaxed is ended by its own thread", threads),
+        check("the default streams: the legacy one cannot be captured, a thread's own can", defaults),
+        check("ending where nothing was begun is an illegal state", not_begun),
+        check("a graph under capture can be looked at and belongs to the driver", under_capture),
+        check("an event that was never recorded holds up no capture", never_recorded),
+        check("what else was asked of a driver", asked),
     ]
 }
 

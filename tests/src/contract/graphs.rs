@@ -8,20 +8,20 @@ use gpupool_device::{
     Workbench, code,
 };
 
-use super::{Check, PAGE, Subject, add, code_of, copy, plain, stream, word};
+use super::{Check, PAGE, Subject, add, check, code_of, copy, holding, plain, stream, word, zeroed};
 
 pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
     vec![
-        ("launches of one executable run one after the other", serial),
-        ("an executable may go while its run is pending", pending),
-        ("an executable stays when its graph goes", without_graph),
-        ("an empty graph runs", empty),
-        ("unknown graphs and executables are refused", unknown),
-        ("host functions become nodes if they can run again", host_functions),
-        ("a graph's addresses may change their memory between launches", moved),
-        ("a launch may be on any stream, and on the legacy one", anywhere),
-        ("flags of instantiation are taken", flags),
-        ("nothing of a graph runs before its launch", nothing_before),
+        check("launches of one executable run one after the other", serial),
+        holding("an executable may go while its run is pending", pending),
+        check("an executable stays when its graph goes", without_graph),
+        check("an empty graph runs", empty),
+        check("unknown graphs and executables are refused", unknown),
+        check("host functions become nodes if they can run again", host_functions),
+        zeroed("a graph's addresses may change their memory between launches", moved),
+        check("a launch may be on any stream, and on the legacy one", anywhere),
+        check("flags of instantiation are taken", flags),
+        check("nothing of a graph runs before its launch", nothing_before),
     ]
 }
 

@@ -4,29 +4,31 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use gpupool_device::{Address, Call, Device, Kernel, MemoryHandle, Workbench, code};
 
-use super::{Check, PAGE, Subject, add, code_of, copy, mapped, set, stream, unmapped, word, words};
+use super::{
+    Check, PAGE, Subject, add, check, code_of, copy, holding, mapped, set, stream, unmapped, word, words, zeroed,
+};
 
 pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
     vec![
-        ("properties are those of a GPU", properties),
-        ("plain memory is aligned, and what is freed is back", plain_memory),
-        ("plain memory refuses what makes no sense", plain_refusals),
-        ("addresses are reserved and given back as they were", reservations),
-        ("a handle is created zeroed and mapped whole", handles),
-        ("a handle can be mapped twice, and both see the same", aliases),
-        ("aliases keep the order of a stream", alias_order),
-        ("unmapping is by whole mappings", unmapping),
-        ("what else was asked of a driver about mappings", asked),
-        ("a released handle keeps its memory while it is mapped", released),
-        ("access is set over several mappings and again", access),
-        ("a plain free waits for the device, giving virtual memory back does not", waits),
-        ("the clock does not go back", clock),
-        ("checksums tell order from contents", checksums),
-        ("kernels refuse ranges that make no sense", kernel_ranges),
-        ("zeroed memory is zeroed again after it was used", zeroed_again),
-        ("pinned memory is copied to and from, by parts", pinned),
-        ("pinned memory refuses what makes no sense", pinned_refusals),
-        ("contents survive new memory at their addresses", moved_and_back),
+        check("properties are those of a GPU", properties),
+        check("plain memory is aligned, and what is freed is back", plain_memory),
+        check("plain memory refuses what makes no sense", plain_refusals),
+        check("addresses are reserved and given back as they were", reservations),
+        zeroed("a handle is created zeroed and mapped whole", handles),
+        zeroed("a handle can be mapped twice, and both see the same", aliases),
+        zeroed("aliases keep the order of a stream", alias_order),
+        check("unmapping is by whole mappings", unmapping),
+        check("what else was asked of a driver about mappings", asked),
+        check("a released handle keeps its memory while it is mapped", released),
+        check("access is set over several mappings and again", access),
+        holding("a plain free waits for the device, giving virtual memory back does not", waits),
+        check("the clock does not go back", clock),
+        check("checksums tell order from contents", checksums),
+        check("kernels refuse ranges that make no sense", kernel_ranges),
+        zeroed("zeroed memory is zeroed again after it was used", zeroed_again),
+        check("pinned memory is copied to and from, by parts", pinned),
+        check("pinned memory refuses what makes no sense", pinned_refusals),
+        check("contents survive new memory at their addresses", moved_and_back),
     ]
 }
 

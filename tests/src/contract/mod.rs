@@ -4,6 +4,7 @@
 //! ([`permissions`]): on a real device it says what happens.
 
 pub mod captures;
+pub mod driver_pools;
 pub mod graphs;
 pub mod memory;
 pub mod permissions;
@@ -16,12 +17,53 @@ pub use subject::{Real, Simulated, Subject};
 /// Two MiB: a page of virtual memory, on both devices.
 pub const PAGE: u64 = 2 << 20;
 
+/// What a check needs beyond a device. Tools that watch a GPU's memory accesses take some of it away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Needs {
+    /// Nothing.
+    Nothing,
+    /// Work can be held at a gate: a launch comes back before its kernel is done.
+    HeldWork,
+    /// New virtual memory is read on purpose, since the driver zeroes it.
+    ZeroedMemory,
+}
+
 /// One check.
-pub type Check<S> = (&'static str, fn(&S));
+pub struct Check<S> {
+    /// What it holds.
+    pub name: &'static str,
+    /// Panics if the device does not.
+    pub run: fn(&S),
+    /// What it needs.
+    pub needs: Needs,
+}
+
+/// A check that needs nothing.
+fn check<S>(name: &'static str, run: fn(&S)) -> Check<S> {
+    Check { name, run, needs: Needs::Nothing }
+}
+
+/// A check that holds work at a gate.
+fn holding<S>(name: &'static str, run: fn(&S)) -> Check<S> {
+    Check { name, run, needs: Needs::HeldWork }
+}
+
+/// A check that reads memory which only the driver has zeroed.
+fn zeroed<S>(name: &'static str, run: fn(&S)) -> Check<S> {
+    Check { name, run, needs: Needs::ZeroedMemory }
+}
 
 /// All checks.
 pub fn checks<S: Subject>() -> Vec<Check<S>> {
-    [memory::checks(), streams::checks(), captures::checks(), graphs::checks(), permissions::checks()].concat()
+    let parts = [
+        memory::checks(),
+        driver_pools::checks(),
+        streams::checks(),
+        captures::checks(),
+        graphs::checks(),
+        permissions::checks(),
+    ];
+    parts.into_iter().flatten().collect()
 }
 
 /// The code of a failure; 0 for success.

@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use gpupool_device::{
-    Address, CaptureMode, CaptureStatus, Device, DriverResult, EventHandle, ExecHandle, GraphDevice, GraphHandle,
-    HostMemory, InstantiateFlags, Kernel, MemoryHandle, StreamHandle, StreamKind, Workbench, code,
+    Address, CaptureMode, CaptureStatus, Device, DriverPoolHandle, DriverResult, EventHandle, ExecHandle, GraphDevice,
+    GraphHandle, HostMemory, InstantiateFlags, Kernel, MemoryHandle, StreamHandle, StreamKind, Workbench, code,
     with_relaxed_capture,
 };
 use gpupool_sim_device::ForeignCall;
 
-use super::{Check, PAGE, Subject, stream};
+use super::{Check, PAGE, Subject, check, stream};
 
 /// A device with one stream capturing and everything at hand that a row may need.
 struct Fixture<'a, S: Subject> {
@@ -28,6 +28,9 @@ struct Fixture<'a, S: Subject> {
     graph: GraphHandle,
     exec: ExecHandle,
     pinned: HostMemory,
+    pool: DriverPoolHandle,
+    /// A block of it.
+    pooled: Address,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +85,8 @@ fn fixture<S: Subject>(s: &S, mode: CaptureMode) -> Fixture<'_, S> {
     let exec = d.instantiate(graph, InstantiateFlags::default()).unwrap();
     let pinned = d.host_alloc(4096).unwrap();
     d.stream_synchronize(other).unwrap();
+    let pool = d.driver_pool_create().unwrap();
+    let pooled = d.mem_alloc_async(pool, 4096, other).unwrap();
     d.begin_capture(capturing, mode).unwrap();
     d.launch(capturing, Kernel::Fill { dst: block, bytes: 64, value: 2 }).unwrap();
     d.event_record(captured, capturing).unwrap();
@@ -102,6 +107,8 @@ fn fixture<S: Subject>(s: &S, mode: CaptureMode) -> Fixture<'_, S> {
         captured,
         graph,
         exec,
+        pool,
+        pooled,
     }
 }
 
@@ -119,6 +126,21 @@ fn rows<S: Subject>() -> Vec<Row<S>> {
         ("cuEventQuery of another stream's event", Rule::Unsafe, |f| f.d.event_query(f.outside).map(drop)),
         ("cuStreamSynchronize of another stream", Rule::Unsafe, |f| f.d.stream_synchronize(f.other)),
         ("cuMemAllocAsync on another stream", Rule::Unsafe, |f| f.s.foreign(ForeignCall::MemAllocAsync, f.other)),
+        ("cuMemPoolCreate", Rule::Permitted, |f| f.d.driver_pool_create().map(drop)),
+        ("cuMemPoolDestroy", Rule::Permitted, |f| f.d.driver_pool_destroy(f.pool)),
+        ("cuMemPoolGetAttribute", Rule::Permitted, |f| f.d.driver_pool_figures(f.pool).map(drop)),
+        ("cuMemPoolTrimTo of a pool of ours", Rule::Unsafe, |f| f.d.driver_pool_trim(f.pool, 0)),
+        ("cuMemAllocFromPoolAsync on another stream", Rule::Unsafe, |f| {
+            f.d.mem_alloc_async(f.pool, 4096, f.other).map(drop)
+        }),
+        ("cuMemAllocFromPoolAsync on the capturing stream", Rule::Permitted, |f| {
+            f.d.mem_alloc_async(f.pool, 4096, f.capturing).map(drop)
+        }),
+        ("cuMemFreeAsync of a pool's block on another stream", Rule::Unsafe, |f| f.d.mem_free_async(f.pooled, f.other)),
+        ("cuMemFreeAsync of a pool's block on the capturing stream", Rule::Fails(code::INVALID_VALUE, false), |f| {
+            f.d.mem_free_async(f.pooled, f.capturing)
+        }),
+        ("cuMemFree of a pool's block", Rule::Unsafe, |f| f.d.mem_free(f.pooled)),
         ("cuMemPoolTrimTo", Rule::Unsafe, |f| f.s.foreign(ForeignCall::MemPoolTrimTo, f.other)),
         ("cuMemHostAlloc", Rule::Unsafe, |f| f.s.foreign(ForeignCall::MemHostAlloc, f.other)),
         ("pinning memory of the host", Rule::Unsafe, |f| f.d.host_alloc(4096).map(drop)),
@@ -220,11 +242,11 @@ type Outcome = (u32, bool, u32);
 
 pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
     vec![
-        ("every row of the measured table holds in every column", the_table),
-        ("the exchange is the thread's own and goes back", exchange),
-        ("a thread in thread-local mode is not stopped by the global capture of another", thread_local_passes),
-        ("work on the legacy stream while a blocking stream captures", implicit),
-        ("destroying the capturing stream ends its capture", destroyed),
+        check("every row of the measured table holds in every column", the_table),
+        check("the exchange is the thread's own and goes back", exchange),
+        check("a thread in thread-local mode is not stopped by the global capture of another", thread_local_passes),
+        check("work on the legacy stream while a blocking stream captures", implicit),
+        check("destroying the capturing stream ends its capture", destroyed),
     ]
 }
 

@@ -5,24 +5,24 @@ use std::sync::{Arc, Mutex};
 
 use gpupool_device::{Device, EventHandle, GraphDevice, Kernel, StreamHandle, StreamKind, Workbench, code};
 
-use super::{Check, Subject, add, code_of, copy, plain, set, stream, word};
+use super::{Check, Subject, add, check, code_of, copy, holding, plain, set, stream, word};
 
 pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
     vec![
-        ("work runs in the order of its stream", order),
-        ("an event is complete once what came before it is", events),
-        ("an event that was never recorded is complete and holds nobody up", never_recorded),
-        ("recording an event again forgets what it was recorded for", recorded_again),
-        ("a wait takes an event as it is then", waits),
-        ("an event may be destroyed while somebody waits for it", destroyed_event),
-        ("a destroyed stream completes its work", destroyed_stream),
-        ("unknown handles are refused", unknown),
-        ("blocking streams wait for the legacy stream, others do not", legacy),
-        ("each thread has a default stream of its own", per_thread),
-        ("host functions run in stream order", host_functions),
-        ("reading waits for the stream", reading),
-        ("the capture mode is the thread's own", modes),
-        ("waiting for the device waits for all streams", device_wide),
+        check("work runs in the order of its stream", order),
+        holding("an event is complete once what came before it is", events),
+        check("an event that was never recorded is complete and holds nobody up", never_recorded),
+        holding("recording an event again forgets what it was recorded for", recorded_again),
+        holding("a wait takes an event as it is then", waits),
+        holding("an event may be destroyed while somebody waits for it", destroyed_event),
+        holding("a destroyed stream completes its work", destroyed_stream),
+        check("unknown handles are refused", unknown),
+        holding("blocking streams wait for the legacy stream, others do not", legacy),
+        holding("each thread has a default stream of its own", per_thread),
+        check("host functions run in stream order", host_functions),
+        holding("reading waits for the stream", reading),
+        check("the capture mode is the thread's own", modes),
+        check("waiting for the device waits for all streams", device_wide),
     ]
 }
 

@@ -17,4 +17,4 @@ mod run;
 
 pub use device::StressDevice;
 pub use harness::{Common, Failed, Harness, Tally};
-pub use run::{Limit, StatsOf, StressError, StressOptions, StressReport, stress, stress_simulated, stress_watched};
+pub use run::{Limit, StatsOf, StressError, StressOptions, StressReport, stress, stress_simulated};

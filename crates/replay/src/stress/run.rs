@@ -85,44 +85,27 @@ pub enum StressError {
 }
 
 /// A run on a simulated device with contents, a scheduler that draws lots and a race detector. `progress` is told
-/// operations so far.
+/// operations so far; `ready` is given a source of the allocator's statistics as the run begins, which gives none after its end.
 ///
 /// # Errors
 ///
 /// [`StressError`]. What goes wrong in the run itself is in the report.
-pub fn stress_simulated(options: &StressOptions, progress: &(dyn Fn(u64) + Sync)) -> Result<StressReport, StressError> {
-    stress_watched(options, progress, &|_| ())
-}
-
-/// As [`stress_simulated`]; `ready` is given a source of the allocator's statistics as the run begins, which gives none after its end.
-///
-/// # Errors
-///
-/// [`StressError`].
-pub fn stress_watched(
+pub fn stress_simulated(
     options: &StressOptions,
     progress: &(dyn Fn(u64) + Sync),
     ready: &dyn Fn(StatsOf),
 ) -> Result<StressReport, StressError> {
     let scheduler = Scheduler::Random { seed: options.seed };
     let config = SimConfig::default().with_scheduler(scheduler).with_capacity(options.capacity);
-    stress_on(Arc::new(SimDevice::new(config)), options, progress, ready)
+    stress(Arc::new(SimDevice::new(config)), options, progress, ready)
 }
 
 /// A run on `device`.
 ///
 /// # Errors
 ///
-/// [`StressError`]. What goes wrong in the run itself is in the report.
+/// As [`stress_simulated`].
 pub fn stress<D: StressDevice>(
-    device: Arc<D>,
-    options: &StressOptions,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<StressReport, StressError> {
-    stress_on(device, options, progress, &|_| ())
-}
-
-fn stress_on<D: StressDevice>(
     device: Arc<D>,
     options: &StressOptions,
     progress: &(dyn Fn(u64) + Sync),

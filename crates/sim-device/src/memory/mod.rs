@@ -14,6 +14,7 @@
 //! * **M3** A call that fails changes nothing.
 
 mod contents;
+mod driver_pool;
 mod placement;
 mod virtual_memory;
 
@@ -23,6 +24,7 @@ use gpupool_device::code;
 use hashbrown::HashMap;
 
 pub(crate) use self::contents::Contents;
+use self::driver_pool::DriverPools;
 use self::placement::Placer;
 use crate::SimConfig;
 
@@ -103,6 +105,7 @@ pub(crate) struct Memory {
     reserved: u64,
     handles: HashMap<u64, Handle>,
     mappings: BTreeMap<u64, Mapping>,
+    driver_pools: DriverPools,
 }
 
 impl Memory {
@@ -120,6 +123,7 @@ impl Memory {
             reserved: 0,
             handles: HashMap::new(),
             mappings: BTreeMap::new(),
+            driver_pools: DriverPools::default(),
         }
     }
 
