@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use gpupool_device::{
-    Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverResult, EventHandle,
-    HostMemory, MemoryHandle, MemoryInfo, StreamHandle,
+    Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverPoolFigures,
+    DriverPoolHandle, DriverResult, EventHandle, HostMemory, MemoryHandle, MemoryInfo, StreamHandle,
 };
 use gpupool_sim_device::SimDevice;
 
@@ -54,6 +54,9 @@ struct Book {
     events: HashMap<EventHandle, Clock>,
     uses: Vec<Use>,
     ranges: BTreeMap<u64, u64>,
+    /// Blocks of the driver's pools, and ranges freed there: what came before each free.
+    pooled: BTreeMap<u64, u64>,
+    pool_frees: Vec<(u64, u64, Clock)>,
     breaches: Vec<String>,
 }
 
@@ -195,6 +198,12 @@ impl Device for Watched {
     fn mem_free(&self, address: Address) -> DriverResult<()> {
         let mut book = self.book();
         self.sim.mem_free(address)?;
+        if let Some(bytes) = book.pooled.remove(&address.0) {
+            // Waits for nothing: it comes after what the host knows.
+            let host = book.host.clone();
+            book.pool_frees.push((address.0, address.0 + bytes, host));
+            return Ok(());
+        }
         // It has waited for the whole device.
         let Book { host, submitted, .. } = &mut *book;
         submitted.iter().enumerate().for_each(|(stream, n)| host.raise(stream, *n));
@@ -204,6 +213,40 @@ impl Device for Watched {
     }
     fn mem_info(&self) -> DriverResult<MemoryInfo> {
         self.sim.mem_info()
+    }
+    // The driver orders a block's new stream after the frees that it is made of, and after nothing else.
+    fn driver_pool_create(&self) -> DriverResult<DriverPoolHandle> {
+        self.sim.driver_pool_create()
+    }
+    fn driver_pool_destroy(&self, pool: DriverPoolHandle) -> DriverResult<()> {
+        self.sim.driver_pool_destroy(pool)
+    }
+    fn driver_pool_figures(&self, pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures> {
+        self.sim.driver_pool_figures(pool)
+    }
+    fn driver_pool_trim(&self, pool: DriverPoolHandle, keep: u64) -> DriverResult<()> {
+        self.sim.driver_pool_trim(pool, keep)
+    }
+    fn mem_alloc_async(&self, pool: DriverPoolHandle, bytes: u64, stream: StreamHandle) -> DriverResult<Address> {
+        self.growth(Call::MemAllocAsync);
+        let mut book = self.book();
+        let address = self.sim.mem_alloc_async(pool, bytes, stream)?;
+        let (start, end) = (address.0, address.0 + bytes);
+        book.pooled.insert(start, bytes);
+        let stream = book.stream(stream);
+        let Book { clocks, pool_frees, .. } = &mut *book;
+        pool_frees.iter().filter(|(s, e, _)| *s < end && start < *e).for_each(|(.., clock)| clocks[stream].join(clock));
+        Ok(address)
+    }
+    fn mem_free_async(&self, address: Address, stream: StreamHandle) -> DriverResult<()> {
+        let mut book = self.book();
+        self.sim.mem_free_async(address, stream)?;
+        let stream = book.stream(stream);
+        let before = book.before(stream);
+        if let Some(bytes) = book.pooled.remove(&address.0) {
+            book.pool_frees.push((address.0, address.0 + bytes, before));
+        }
+        Ok(())
     }
     fn address_reserve(&self, bytes: u64) -> DriverResult<Address> {
         self.sim.address_reserve(bytes)

@@ -260,17 +260,20 @@ fn drops_on_a_fresh_thread(policy: Policy) -> Result<(), Failed> {
         exec.launch(&main)?;
         device.stream_synchronize(main.handle())?;
         let held = used();
+        // The memory of a graph's nodes is the driver's to give back.
+        let ours = if policy == Policy::StreamOrdered { 8 * 32 * MIB } else { (8 * 32 + 64) * MIB };
         std::thread::spawn(move || {
             assert!(!has_context());
             drop((blocks, exec));
             captures.tidy();
-            assert!(allocator.empty_cache().unwrap().released_bytes >= (8 * 32 + 64) * MIB);
+            let trimmed = allocator.empty_cache().unwrap();
+            assert!(trimmed.released_bytes + trimmed.driver_pool_bytes >= ours, "{trimmed:?}");
             drop((main, captures, allocator));
             assert!(!has_context(), "a context was left current");
         })
         .join()
         .unwrap();
-        assert!(held - used() >= (8 * 32 + 64) * MIB, "{} of {held}", used());
+        assert!(held - used() >= ours, "{} of {held}", used());
         if round > 0 {
             assert_eq!(used(), before);
         }
@@ -294,7 +297,7 @@ fn main() {
         ("a global capture dies of a plain allocation without the exchange".into(), Box::new(without_the_exchange)),
         ("10,000 replays stay right among eager work, on plain memory".into(), Box::new(|| many_replays(plain()))),
     ];
-    for policy in [Policy::Segments, Policy::Pages] {
+    for policy in [Policy::Segments, Policy::Pages, Policy::StreamOrdered] {
         tests.extend([
             (
                 format!("a global capture survives eight threads, under {policy}"),

@@ -140,6 +140,7 @@ machines! {
     pages_with_garbage_collection: pages(Preset::Balanced).with_garbage_collection_threshold(0.5).with_memory_limit(128 * MIB);
     pages_that_reject: pages(Preset::Balanced).with_memory_fraction(0.5).with_reject_over_fraction(true);
     pages_without_virtual_memory: pages(Preset::Balanced).with_virtual_memory(VirtualMemory::Never);
+    stream_ordered: Config::new(Policy::StreamOrdered);
     torch_2_15: torch(Policy::Torch215);
     torch_2_15_with_a_split_limit: torch(Policy::Torch215).with_max_split_size(24 * MIB).with_max_non_split_rounding(30 * MIB);
     torch_2_15_with_garbage_collection:

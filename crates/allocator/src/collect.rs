@@ -37,6 +37,7 @@ impl ArenaState {
                 Backing::Pages => BackingKind::Pages,
                 Backing::Provider(_) => BackingKind::Provider,
                 Backing::Away => BackingKind::Away,
+                Backing::Ordered { .. } => BackingKind::DriverPool,
             },
             handles: Vec::new(),
             blocks: self.block_states(s.first, s.memory.base, None),

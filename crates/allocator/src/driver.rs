@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use gpupool_device::{
-    Address, CaptureStatus, Device, DriverResult, EventHandle, HostMemory, MemoryHandle, MemoryInfo, StreamHandle,
-    code, with_relaxed_capture,
+    Address, CaptureStatus, Device, DriverPoolFigures, DriverPoolHandle, DriverResult, EventHandle, HostMemory,
+    MemoryHandle, MemoryInfo, StreamHandle, code, with_relaxed_capture,
 };
 
 use crate::captures::CaptureRegistry;
@@ -46,6 +46,35 @@ impl<D: Device> Driver<D> {
 
     pub(crate) fn mem_free(&self, address: Address) -> DriverResult<()> {
         self.relaxed(|d| d.mem_free(address))
+    }
+
+    pub(crate) fn pool_create(&self) -> DriverResult<DriverPoolHandle> {
+        self.relaxed(D::driver_pool_create)
+    }
+
+    pub(crate) fn pool_destroy(&self, pool: DriverPoolHandle) -> DriverResult<()> {
+        self.relaxed(|d| d.driver_pool_destroy(pool))
+    }
+
+    pub(crate) fn pool_figures(&self, pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures> {
+        self.relaxed(|d| d.driver_pool_figures(pool))
+    }
+
+    pub(crate) fn pool_trim(&self, pool: DriverPoolHandle, keep: u64) -> DriverResult<()> {
+        self.relaxed(|d| d.driver_pool_trim(pool, keep))
+    }
+
+    pub(crate) fn mem_alloc_async(
+        &self,
+        pool: DriverPoolHandle,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DriverResult<Address> {
+        self.relaxed(|d| d.mem_alloc_async(pool, bytes, stream))
+    }
+
+    pub(crate) fn mem_free_async(&self, address: Address, stream: StreamHandle) -> DriverResult<()> {
+        self.relaxed(|d| d.mem_free_async(address, stream))
     }
 
     pub(crate) fn mem_info(&self) -> DriverResult<MemoryInfo> {

@@ -61,6 +61,11 @@ impl<D: Device> Arena<D> {
                     state.note_freed(id, &[Action::FreeRequested, Action::FreeCompleted], caller.as_ref());
                 }
                 state.free_now(id, &self.counters);
+                let idle = if self.shared.rules.stream_ordered { state.idle_of(id) } else { None };
+                drop(state);
+                if let Some(idle) = idle {
+                    self.return_in_order(&idle);
+                }
                 return Ok(());
             }
             state.note_freed(id, &[Action::FreeRequested], caller.as_ref());
@@ -163,7 +168,20 @@ impl<D: Device> Arena<D> {
             }
             core.poll(&self.shared.driver);
         }
-        self.lock().settle_done(&self.counters)
+        self.settle()
+    }
+
+    /// Frees the blocks whose recorded uses are over; returns how many.
+    fn settle(&self) -> usize {
+        let mut state = self.lock();
+        let freed = state.settle_done(&self.counters);
+        if freed > 0 && self.shared.rules.stream_ordered {
+            let of_graphs = state.take_graph_memory();
+            drop(state);
+            self.forget_graph_memory(of_graphs);
+            self.return_all_in_order();
+        }
+        freed
     }
 
     /// Waits on the host until every pending block is free, or the first error. Streams that are capturing are passed over, and so are
@@ -179,7 +197,7 @@ impl<D: Device> Arena<D> {
                     && self.shared.driver.capture_status(core.handle)?.is_capturing());
             if !passed_over {
                 core.wait(&self.shared.driver, newest)?;
-                freed += self.lock().settle_done(&self.counters);
+                freed += self.settle();
             }
         }
         Ok(freed)

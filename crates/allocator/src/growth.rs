@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpupool_device::{Device, StreamHandle};
 
-use crate::arena::{Arena, BlockId, BlockState, LaneKind, Memory};
+use crate::arena::{Arena, BlockId, BlockState, LaneKind, Memory, Segment};
 use crate::error::{AllocError, PoolError};
 use crate::ids::{Part, PoolId};
 use crate::inner::{DEDICATED_STEP, Inner, Request, Served};
@@ -276,20 +276,8 @@ impl crate::arena::ArenaState {
     /// The wholly free segments of some lanes, with their ties. O(segments).
     fn idle(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> impl Iterator<Item = (u64, Idle)> {
         self.segments.iter().filter_map(move |(at, segment)| {
-            let block = &self.blocks[segment.first];
-            let lane = &self.lanes[block.lane as usize];
-            if block.state != BlockState::Free || block.is_split() || !pick(lane) {
-                return None;
-            }
-            let idle = Idle {
-                block: segment.first,
-                segment: at,
-                ordinal: segment.memory.ordinal,
-                bytes: to_bytes(block.size),
-                since: segment.idle_since,
-                lane: block.lane,
-            };
-            Some((segment.tie, idle))
+            let lane = &self.lanes[self.blocks[segment.first].lane as usize];
+            if pick(lane) { Some((segment.tie, self.idle_in(at, segment)?)) } else { None }
         })
     }
 
@@ -303,6 +291,25 @@ impl crate::arena::ArenaState {
         let mut out: Vec<_> = self.idle(pick).collect();
         out.sort_unstable_by_key(|(tie, i)| (i.lane, i.bytes, *tie));
         out.into_iter().map(|(_, idle)| idle).collect()
+    }
+
+    /// The segment that a block is all of, if it is free. O(1).
+    pub(crate) fn idle_of(&self, id: BlockId) -> Option<Idle> {
+        let at = self.blocks[id].segment;
+        self.idle_in(at, self.segments.get(at)?)
+    }
+
+    fn idle_in(&self, at: u32, segment: &Segment) -> Option<Idle> {
+        let block = &self.blocks[segment.first];
+        let idle = block.state == BlockState::Free && !block.is_split();
+        idle.then(|| Idle {
+            block: segment.first,
+            segment: at,
+            ordinal: segment.memory.ordinal,
+            bytes: to_bytes(block.size),
+            since: segment.idle_since,
+            lane: block.lane,
+        })
     }
 
     /// Whether what was noted still holds: nobody has used the segment since.

@@ -301,7 +301,10 @@ impl<D: Device> Inner<D> {
             requested,
             size,
             part,
-            segment_bytes: self.shared.segment_bytes(self.nominal_segment_bytes(size, part)),
+            segment_bytes: match self.shared.rules.stream_ordered {
+                true => size,
+                false => self.shared.segment_bytes(self.nominal_segment_bytes(size, part)),
+            },
             core: Arc::clone(&stream.core),
             arena,
             lane,

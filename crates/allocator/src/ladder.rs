@@ -57,6 +57,8 @@ pub(crate) enum Step {
     OversizeThenGrow,
     /// PyTorch's `release_cached`, then growth as a retry.
     EmptyCacheThenGrow,
+    /// Wait for the frees under way in the driver's own pool and empty it, then growth.
+    EmptyDriverPoolThenGrow,
 }
 
 /// What follows a step that made progress.
@@ -151,6 +153,7 @@ impl<D: Device> Inner<D> {
                 true => self.grow(request, false)?,
                 false => Outcome::Nothing,
             },
+            Step::EmptyDriverPoolThenGrow => self.empty_driver_pool_then_grow(request)?,
             Step::EmptyCacheThenGrow if request.in_capture => Outcome::Nothing,
             Step::EmptyCacheThenGrow => {
                 self.release_cached()?;

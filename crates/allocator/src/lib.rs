@@ -36,6 +36,7 @@ mod shared;
 pub mod state;
 mod stats;
 mod stream;
+mod stream_ordered;
 mod sync;
 mod totals;
 mod units;

@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use gpupool_device::{Device, DriverError};
+use gpupool_device::{Device, DriverError, DriverResult};
 
-use crate::arena::{Arena, Backing, Lane};
+use crate::arena::{Arena, Backing, Lane, Memory};
 use crate::error::AllocError;
 use crate::growth::Idle;
 use crate::ids::{Part, PoolId};
@@ -24,6 +24,8 @@ pub struct Trimmed {
     pub released_bytes: u64,
     /// Segments given back.
     pub released_segments: u64,
+    /// What the driver's own pool gave back to the device, under the policy `stream-ordered`: freed blocks are that pool's already.
+    pub driver_pool_bytes: u64,
     /// Wholly free, but the device may still be using it.
     pub busy_bytes: u64,
     /// Wholly free, but in private pools that are in use: their addresses may be baked into graphs.
@@ -68,51 +70,63 @@ impl<D: Device> Arena<D> {
         may: impl Fn() -> bool,
     ) -> Result<(), AllocError> {
         for idle in idle {
-            let (needs_quiescence, part, pool, counters) = {
+            let needs_quiescence = {
                 let state = self.lock();
                 let Some(segment) = state.segments.get(idle.segment) else { continue };
-                let slot = &state.slots[segment.slot as usize];
-                let handle = matches!(segment.memory.backing, Backing::Handle(_));
-                let waits_itself = !handle && patience != Patience::Nothing;
-                (!waits_itself, segment.part, slot.pool, slot.counters.clone())
+                let waits_itself = !matches!(segment.memory.backing, Backing::Handle(_) | Backing::Ordered { .. });
+                !waits_itself || patience == Patience::Nothing
             };
             if needs_quiescence && !self.is_quiescent(idle, patience == Patience::Everything)? {
                 out.busy_bytes += idle.bytes;
                 continue;
             }
-            let segment = {
-                let mut state = self.lock();
-                if !state.still_idle(idle) || !may() {
-                    continue;
-                }
-                state.detach(idle.block)
-            };
-            let Some(segment) = segment else { continue };
-            match self.shared.give_back(&segment.memory, part, pool) {
-                Ok(()) => {
-                    out.released_bytes += idle.bytes;
-                    out.released_segments += 1;
-                    if let Some(counters) = counters {
-                        let _state = self.lock();
-                        counters.reserved_bytes.decrease(part, idle.bytes as i64);
-                    }
-                }
-                Err(e) => {
-                    tracing::warn!(address = %segment.memory.base, bytes = idle.bytes, error = %e, "the driver did not take a segment back");
-                    let mut state = self.lock();
-                    if state.lanes[segment.lane as usize].in_use {
-                        state.attach(segment.memory, segment.lane);
-                    } else {
-                        // Its stream or pool was forgotten while it was out: nobody would find it here.
-                        drop(state);
-                        self.shared.give_back_or_strand(segment.memory, part, Some(pool));
-                    }
-                    out.refused_bytes += idle.bytes;
-                    out.refused.get_or_insert(e);
-                }
-            }
+            self.hand_back(idle, out, &may, |memory, part, pool| self.shared.give_back(memory, part, pool));
         }
         Ok(())
+    }
+
+    /// Takes a segment out, if it is still wholly free and `may` says so, and gives its memory back with `give`; where that fails it is put
+    /// back.
+    pub(crate) fn hand_back(
+        &self,
+        idle: &Idle,
+        out: &mut Trimmed,
+        may: impl Fn() -> bool,
+        give: impl FnOnce(&Memory, Part, PoolId) -> DriverResult<()>,
+    ) {
+        let (segment, pool, counters) = {
+            let mut state = self.lock();
+            if !state.still_idle(idle) || !may() {
+                return;
+            }
+            let Some(segment) = state.detach(idle.block) else { return };
+            let slot = &state.slots[segment.slot as usize];
+            (segment, slot.pool, slot.counters.clone())
+        };
+        let part = segment.part;
+        match give(&segment.memory, part, pool) {
+            Ok(()) => {
+                out.released_bytes += idle.bytes;
+                out.released_segments += 1;
+                if let Some(counters) = counters {
+                    let _state = self.lock();
+                    counters.reserved_bytes.decrease(part, idle.bytes as i64);
+                }
+            }
+            Err(e) => {
+                tracing::warn!(address = %segment.memory.base, bytes = idle.bytes, error = %e, "the driver did not take a segment back");
+                let mut state = self.lock();
+                if state.lanes[segment.lane as usize].in_use {
+                    state.attach(segment.memory, segment.lane);
+                } else {
+                    // Its stream or pool was forgotten while it was out: nobody would find it here.
+                    drop(state);
+                    self.shared.give_back_or_strand(segment.memory, part, Some(pool));
+                }
+                out.refused_bytes += idle.bytes;
+                out.refused.get_or_insert(e);
+            }
+        }
     }
 
     fn release_lanes(
@@ -343,6 +357,7 @@ impl<D: Device> Inner<D> {
         }
         self.forget_empty_pools();
         self.forget_retired();
+        out.driver_pool_bytes = self.trim_driver_pool(!in_capture)?;
         self.note_held(in_capture, &mut out);
         Ok(out)
     }
@@ -382,6 +397,7 @@ impl<D: Device> Inner<D> {
         }
         self.forget_empty_pools();
         self.forget_retired();
+        out.driver_pool_bytes = self.trim_driver_pool(false)?;
         self.note_held(in_capture, &mut out);
         Ok(out)
     }

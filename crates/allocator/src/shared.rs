@@ -20,6 +20,7 @@ use crate::peaks::Peaks;
 use crate::policy::Rules;
 use crate::provider::SegmentProvider;
 use crate::stream::StreamCore;
+use crate::stream_ordered::DriverPool;
 use crate::sync::{Mutex, Rank};
 use crate::totals::Totals;
 use crate::units::{UNIT, to_bytes};
@@ -72,6 +73,8 @@ pub(crate) struct Shared<D: Device> {
     pub(crate) history: Arc<History>,
     next_ordinal: AtomicU64,
     stranded: Mutex<Vec<Stranded>>,
+    /// Under the policy that takes blocks from it.
+    pub(crate) driver_pool: DriverPool,
 }
 
 impl<D: Device> Shared<D> {
@@ -104,6 +107,7 @@ impl<D: Device> Shared<D> {
             history: Arc::new(History::new(move || clock.now())),
             next_ordinal: AtomicU64::new(0),
             stranded: Mutex::new(Rank::Leaf, Vec::new()),
+            driver_pool: DriverPool::default(),
         }
     }
 
@@ -172,6 +176,8 @@ impl<D: Device> Shared<D> {
         } else if self.rules.handle_granularity.is_some() {
             let (base, handle) = self.make_handle(bytes)?;
             (base, Backing::Handle(handle))
+        } else if self.rules.stream_ordered && stream != self.neutral.handle {
+            self.make_ordered(bytes, stream)?
         } else {
             (self.driver.mem_alloc(bytes)?, Backing::Plain)
         };
@@ -206,6 +212,7 @@ impl<D: Device> Shared<D> {
     pub(crate) fn give_back(&self, memory: &Memory, part: Part, pool: PoolId) -> DriverResult<()> {
         match &memory.backing {
             Backing::Plain => self.driver.mem_free(memory.base)?,
+            Backing::Ordered { capture } => self.free_ordered(memory.base, *capture)?,
             // Piece by piece, elsewhere.
             Backing::Pages => return Ok(()),
             Backing::Away => {
@@ -244,7 +251,9 @@ impl<D: Device> Shared<D> {
             tracing::warn!(address = %memory.base, bytes = memory.bytes, error = %e, "memory was not given back; it is tried again");
             let counted = Some((memory.bytes, part, pool.unwrap_or_default()));
             self.strand(match memory.backing {
-                Backing::Plain => Stranded { plain: Some(memory.base), counted, ..Stranded::default() },
+                Backing::Plain | Backing::Ordered { .. } => {
+                    Stranded { plain: Some(memory.base), counted, ..Stranded::default() }
+                }
                 Backing::Handle(handle) => {
                     let range = Some((memory.base, memory.bytes));
                     Stranded { range, mapped: true, handle: Some(handle), counted, ..Stranded::default() }
@@ -440,5 +449,6 @@ impl<D: Device> Drop for Shared<D> {
         for piece in self.stranded.get_mut() {
             tracing::warn!(?piece, "memory stays with the driver until the process ends");
         }
+        self.drop_driver_pool();
     }
 }

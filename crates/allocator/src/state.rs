@@ -111,6 +111,8 @@ pub enum BackingKind {
     /// Nothing: the addresses are reserved and their memory is away, with a pool that is parked or suspended. It is not among the reserved
     /// bytes.
     Away,
+    /// A block of the driver's own pool, or of a graph's memory.
+    DriverPool,
 }
 
 /// A block.

@@ -23,13 +23,13 @@ const SAXPY: &str = "extern \"C\" __global__ void saxpy(float *y, const float *x
     if (i < n) y[i] += a * x[i];
 }";
 
-/// cudarc's context and one of its streams, and an allocator that serves it.
+/// cudarc's context and one of its streams, and an allocator that serves it. What uses the stream goes before it.
 struct Host {
-    context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
-    device: Arc<CudaDevice>,
-    allocator: Allocator<CudaDevice>,
     own: Stream<CudaDevice>,
+    allocator: Allocator<CudaDevice>,
+    device: Arc<CudaDevice>,
+    stream: Arc<CudaStream>,
+    context: Arc<CudaContext>,
 }
 
 impl Host {
@@ -39,7 +39,7 @@ impl Host {
         unsafe { context.disable_event_tracking() };
         let device = Arc::new(CudaDevice::of(&context)?);
         let stream = context.new_stream()?;
-        // SAFETY: the stream is one of this context, and lives in this struct as long as the device does.
+        // SAFETY: the stream is one of this context, and this struct drops what uses it before it.
         let handle = unsafe { device.borrow_stream(stream.cu_stream()) };
         let registry = Arc::<CaptureRegistry>::default();
         let allocator = Allocator::with_registry(Arc::clone(&device), Config::new(Policy::Segments), registry)?;

@@ -13,7 +13,7 @@ use gpupool_cuda_device::PinnedBytes;
 use gpupool_sim_device::SimDevice;
 
 const BATCHES: u64 = 128;
-/// Random orders of capture.
+/// Random orders of capture, unless `--orders` says otherwise.
 const ORDERS: u64 = 100;
 /// Bytes of a row: 1,024 floats, and 64 Ki of them.
 const ROW: u64 = 4 << 10;
@@ -104,8 +104,10 @@ fn experiment<M: Machine>(
             report.expect(&format!("{what}: results of all replays right"), true, took.right);
         }
     }
+    let asked = std::env::args().skip_while(|argument| argument != "--orders").nth(1);
+    let orders = asked.and_then(|number| number.parse().ok()).unwrap_or(ORDERS);
     let mut worst = 0;
-    for order in 1..=ORDERS {
+    for order in 1..=orders {
         let took = capture_all(
             machine,
             Way { order: Some(order), streams: 1 + order as usize % 4, ..way },
@@ -117,7 +119,7 @@ fn experiment<M: Machine>(
     }
     let ratio = worst as f64 / alone.pools as f64;
     report.expect_that(
-        &format!("{ORDERS} random orders from one to four streams: the largest pool over the largest graph alone"),
+        &format!("{orders} random orders from one to four streams: the largest pool over the largest graph alone"),
         "at most 1.02",
         &format!("{ratio:.3} ({})", mib(worst)),
         ratio <= 1.02,

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use gpupool_allocator::{
-    Allocator, CaptureEnd, Filter, HeldBlock, PoolHold, PoolId, Range, ScopeKey, SessionKey, Stream,
+    Allocator, CaptureEnd, Filter, HeldBlock, Policy, PoolHold, PoolId, Range, ScopeKey, SessionKey, Stream,
 };
 use gpupool_device::{CaptureId, DriverResult, GraphDevice, GraphHandle, StreamHandle, code};
 
@@ -161,7 +161,8 @@ impl<D: GraphDevice> Capture<D> {
             }
         };
         let (by_kind, memory_nodes) = count_nodes(&nodes);
-        if memory_nodes > 0 {
+        let frees_on_launch = self.allocator.config().policy() == Policy::StreamOrdered;
+        if memory_nodes > 0 && !frees_on_launch {
             tracing::warn!(memory_nodes, "a captured graph allocates memory when it runs: it cannot be launched twice");
         }
         if by_kind.is_empty() {
@@ -189,6 +190,7 @@ impl<D: GraphDevice> Capture<D> {
                 inputs: crate::sync::Mutex::new(Vec::new()),
                 retained: crate::sync::Mutex::new(Vec::new()),
                 report,
+                frees_on_launch,
             }),
             tidier: Tidier(Arc::clone(&self.captures.reaper)),
         })

@@ -142,6 +142,8 @@ pub(crate) struct GraphInner<D: GraphDevice> {
     pub(crate) inputs: Mutex<Vec<BlockRef<D>>>,
     pub(crate) retained: Mutex<Vec<Allocation<D>>>,
     pub(crate) report: GraphReport,
+    /// Blocks of the capture are memory nodes, since that back end was asked for: what one launch leaves live the next one frees.
+    pub(crate) frees_on_launch: bool,
 }
 
 /// The last handle is gone: the graph goes to the reaper with what it holds.
@@ -246,12 +248,13 @@ impl<D: GraphDevice> Graph<D> {
         self.inner.inputs.lock().extend(block.downgrade());
     }
 
-    /// Makes the graph executable.
+    /// Makes the graph executable. Under the policy `stream-ordered` what a launch left live is always freed by the next.
     ///
     /// # Errors
     ///
     /// The driver's.
-    pub fn instantiate(&self, flags: InstantiateFlags) -> DriverResult<Executable<D>> {
+    pub fn instantiate(&self, mut flags: InstantiateFlags) -> DriverResult<Executable<D>> {
+        flags.auto_free_on_launch |= self.inner.frees_on_launch;
         let exec = with_relaxed_capture(&*self.inner.device, |d| d.instantiate(self.inner.handle, flags))?;
         Ok(Executable::new(Arc::clone(&self.inner), exec, Tidier(Arc::clone(&self.tidier.0))))
     }

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use gpupool_device::{
-    Address, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverResult, Edge, EventHandle,
-    ExecHandle, Gate, GraphDevice, GraphHandle, HostFunction, HostMemory, InstantiateFlags, Kernel, MemoryHandle,
-    MemoryInfo, Node, NodeId, StreamHandle, StreamKind, Workbench,
+    Address, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverPoolFigures,
+    DriverPoolHandle, DriverResult, Edge, EventHandle, ExecHandle, Gate, GraphDevice, GraphHandle, HostFunction,
+    HostMemory, InstantiateFlags, Kernel, MemoryHandle, MemoryInfo, Node, NodeId, StreamHandle, StreamKind, Workbench,
 };
 use hashbrown::HashMap;
 
@@ -216,6 +216,30 @@ impl<D: Workbench> Device for Real<D> {
 
     fn node_dependencies(&self, graph: GraphHandle, node: NodeId) -> DriverResult<Vec<NodeId>> {
         self.device.node_dependencies(graph, node)
+    }
+
+    fn driver_pool_create(&self) -> DriverResult<DriverPoolHandle> {
+        self.device.driver_pool_create()
+    }
+
+    fn driver_pool_destroy(&self, pool: DriverPoolHandle) -> DriverResult<()> {
+        self.device.driver_pool_destroy(pool)
+    }
+
+    fn driver_pool_figures(&self, pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures> {
+        self.device.driver_pool_figures(pool)
+    }
+
+    fn driver_pool_trim(&self, pool: DriverPoolHandle, keep: u64) -> DriverResult<()> {
+        self.device.driver_pool_trim(pool, keep)
+    }
+
+    fn mem_alloc_async(&self, pool: DriverPoolHandle, bytes: u64, stream: StreamHandle) -> DriverResult<Address> {
+        self.device.mem_alloc_async(pool, bytes, self.name(stream))
+    }
+
+    fn mem_free_async(&self, address: Address, stream: StreamHandle) -> DriverResult<()> {
+        self.device.mem_free_async(address, self.name(stream))
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {

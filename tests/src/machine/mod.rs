@@ -224,6 +224,11 @@ impl Machine {
         self.config().policy() == Policy::Pages && self.config().virtual_memory() == VirtualMemory::WherePossible
     }
 
+    /// Every block is the driver's own.
+    fn ordered(&self) -> bool {
+        self.config().policy() == Policy::StreamOrdered
+    }
+
     fn stream(&self, number: u8) -> Stream<Watched> {
         self.lab.stream(u64::from(number % STREAMS) + 1)
     }

@@ -5,7 +5,7 @@ mod pools;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use gpupool_device::{Address, CaptureStatus, Device, StreamHandle};
+use gpupool_device::{Address, CaptureStatus, Device, DriverPoolFigures, StreamHandle};
 
 use crate::allocation::Allocation;
 use crate::arena::Segment;
@@ -431,6 +431,16 @@ impl<D: Device> Allocator<D> {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner.stats()
+    }
+
+    /// What the driver's own pool holds for this allocator, under the policy `stream-ordered`: `stats` counts what is in blocks, this says
+    /// what the device has given up for them. `None` under other policies, and before the first request. One driver call.
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn driver_pool_figures(&self) -> Result<Option<DriverPoolFigures>, AllocError> {
+        Ok(self.inner.shared.driver_pool_figures()?)
     }
 
     /// Sets every peak to the current figure. Cumulative figures stay.

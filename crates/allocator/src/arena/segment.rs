@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpupool_device::{Address, MemoryHandle};
+use gpupool_device::{Address, CaptureId, MemoryHandle};
 
 use super::BlockId;
 use crate::idle::Away;
@@ -18,6 +18,11 @@ pub(crate) enum Backing {
     Plain,
     /// One physical handle mapped over the whole range: giving it back waits for nothing, so the device must be done with it.
     Handle(MemoryHandle),
+    /// A block of the driver's own pool, or of the graph of this capture: see [`crate::stream_ordered`].
+    Ordered {
+        /// The capture that its allocation is a node of.
+        capture: Option<CaptureId>,
+    },
     /// Handles mapped in parts of it: see [`crate::pages`].
     Pages,
     /// A pool's own provider.
@@ -32,6 +37,7 @@ impl std::fmt::Debug for Backing {
             Self::Plain => f.write_str("Plain"),
             Self::Handle(h) => write!(f, "Handle({})", h.0),
             Self::Pages => f.write_str("Pages"),
+            Self::Ordered { capture } => write!(f, "Ordered({capture:?})"),
             Self::Provider(_) => f.write_str("Provider"),
             Self::Away => f.write_str("Away"),
         }

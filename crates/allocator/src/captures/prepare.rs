@@ -34,6 +34,9 @@ impl<D: Device> Arena<D> {
                 }
             }
             state.neutralise(slot, &self.shared.neutral, &self.counters, |l| l.kind == LaneKind::Capture);
+            let of_graph = if self.shared.rules.stream_ordered { state.take_graph_memory() } else { Vec::new() };
+            drop(guard);
+            self.forget_graph_memory(of_graph);
             still_used
         };
         self.forget_routes();

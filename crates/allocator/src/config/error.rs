@@ -34,16 +34,6 @@ pub enum ConfigError {
         expected: &'static str,
     },
 
-    /// The policy exists in the design only.
-    #[error(
-        "the policy `{name}` is not in this version; the policies are {}",
-        Listed(Policy::ALL.iter().map(|policy| policy.name()))
-    )]
-    PolicyNotInThisVersion {
-        /// The policy.
-        name: &'static str,
-    },
-
     /// The policy fixes this setting, and it was set to something else.
     #[error("{setting} cannot be {value} under the policy {policy}")]
     NotWithPolicy {
@@ -166,9 +156,7 @@ pub enum ConfigError {
     },
 
     /// The option asks for a way of working that another policy takes the place of.
-    #[error(
-        "`{option}:{value}` at {place}: the policy `{superseded_by}` takes its place, and that policy is not in this version"
-    )]
+    #[error("`{option}:{value}` at {place}: the policy `{superseded_by}` does that: choose it instead")]
     Superseded {
         /// The option.
         option: &'static str,

@@ -86,9 +86,13 @@ impl Config {
             }
             Opt::Backend => {
                 let backend = option.one()?;
-                return match backend.text.as_str() {
-                    "native" => Ok(Some(AcceptedWhy::AlreadySo)),
-                    "cudaMallocAsync" | "hipMallocAsync" => Err(option.superseded("stream-ordered")),
+                let ordered = self.policy == Policy::StreamOrdered;
+                return match (backend.text.as_str(), ordered) {
+                    ("native", false) | ("cudaMallocAsync" | "hipMallocAsync", true) => {
+                        Ok(Some(AcceptedWhy::AlreadySo))
+                    }
+                    ("native", true) => Err(option.superseded("segments")),
+                    ("cudaMallocAsync" | "hipMallocAsync", false) => Err(option.superseded("stream-ordered")),
                     _ => Err(option.bad(backend, Allowed::Backend)),
                 };
             }

@@ -17,6 +17,9 @@ pub enum Policy {
     /// Virtual ranges over physical handles: free memory is mapped where it is needed. Where a device has no virtual memory this is
     /// [`Segments`](Self::Segments).
     Pages,
+    /// The driver's own stream-ordered pool behind the same handles: every block is taken from it and given back to it. In a capture blocks
+    /// are memory nodes of the graph.
+    StreamOrdered,
     /// Bit for bit what PyTorch 2.15.0 does.
     Torch215,
     /// Bit for bit what PyTorch 2.11.0 does.
@@ -31,7 +34,8 @@ impl Policy {
     }
 
     /// Every policy of this version.
-    pub const ALL: &'static [Self] = &[Self::Segments, Self::Pages, Self::Torch215, Self::Torch211];
+    pub const ALL: &'static [Self] =
+        &[Self::Segments, Self::Pages, Self::StreamOrdered, Self::Torch215, Self::Torch211];
 
     /// The name that [`Display`](fmt::Display) writes and [`FromStr`] reads.
     #[must_use]
@@ -39,6 +43,7 @@ impl Policy {
         match self {
             Self::Segments => "segments",
             Self::Pages => "pages",
+            Self::StreamOrdered => "stream-ordered",
             Self::Torch215 => "torch-2.15",
             Self::Torch211 => "torch-2.11",
         }
@@ -48,7 +53,7 @@ impl Policy {
     #[must_use]
     pub const fn is_bit_exact(self) -> bool {
         match self {
-            Self::Segments | Self::Pages => false,
+            Self::Segments | Self::Pages | Self::StreamOrdered => false,
             Self::Torch215 | Self::Torch211 => true,
         }
     }
@@ -112,10 +117,7 @@ impl FromStr for Policy {
         if let Some(policy) = Self::ALL.iter().find(|policy| policy.name() == name) {
             return Ok(*policy);
         }
-        match name {
-            "stream-ordered" => Err(ConfigError::PolicyNotInThisVersion { name: "stream-ordered" }),
-            _ => Err(ConfigError::UnknownPolicy { name: excerpt(name) }),
-        }
+        Err(ConfigError::UnknownPolicy { name: excerpt(name) })
     }
 }
 
@@ -130,14 +132,6 @@ mod tests {
         }
         assert_eq!(Policy::default(), Policy::Segments);
         assert_eq!(format!("{:>12}|", Policy::Torch211), "  torch-2.11|");
-    }
-
-    #[test]
-    fn coming_policies_are_not_called_unknown() {
-        let name = "stream-ordered";
-        let error = name.parse::<Policy>().unwrap_err();
-        assert_eq!(error, ConfigError::PolicyNotInThisVersion { name });
-        assert!(error.to_string().contains("not in this version"), "{error}");
     }
 
     #[test]

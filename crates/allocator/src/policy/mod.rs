@@ -5,6 +5,7 @@
 
 mod pages;
 mod segments;
+mod stream_ordered;
 mod torch;
 
 pub(crate) use pages::SHORT_ABOVE;
@@ -46,6 +47,8 @@ pub(crate) struct Rules {
     pub(crate) handle_granularity: Option<u64>,
     /// Memory is mapped in pieces that can be moved, by these rules; else a segment is one piece.
     pub(crate) pages: Option<PageRules>,
+    /// Segments are blocks of the driver's own pool, each for one request, and go back to it as they are freed.
+    pub(crate) stream_ordered: bool,
     /// Rounded sizes up to this many bytes are small in the default pool; in private pools [`SMALL_LIMIT`](crate::inner::SMALL_LIMIT).
     pub(crate) small_limit: u64,
     /// Completed events are looked for at every allocation, else when a search fails.
@@ -80,6 +83,7 @@ impl Rules {
             Policy::Torch211 => torch::rules_2_11(config),
             Policy::Segments => segments::rules(config, device),
             Policy::Pages => pages::rules(config, device),
+            Policy::StreamOrdered => stream_ordered::rules(config, device),
         }
     }
 }

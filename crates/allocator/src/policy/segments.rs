@@ -40,6 +40,7 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
         single_arena: false,
         handle_granularity: handles.then_some(device.granularity),
         pages: None,
+        stream_ordered: false,
         small_limit: SMALL_LIMIT,
         poll_each_allocation: false,
         event_each_free: false,

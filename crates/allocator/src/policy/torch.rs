@@ -24,6 +24,7 @@ pub(super) fn rules_2_15(config: &Config) -> Rules {
         single_arena: true,
         handle_granularity: None,
         pages: None,
+        stream_ordered: false,
         small_limit: SMALL_LIMIT,
         poll_each_allocation: true,
         event_each_free: true,

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use gpupool_device::{
-    Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverResult, EventHandle,
-    GraphHandle, HostMemory, MemoryHandle, MemoryInfo, NodeId, StreamHandle,
+    Address, Call, CaptureFrontier, CaptureMode, CaptureStatus, Device, DeviceProperties, DriverPoolFigures,
+    DriverPoolHandle, DriverResult, EventHandle, GraphHandle, HostMemory, MemoryHandle, MemoryInfo, NodeId,
+    StreamHandle,
 };
 
 use super::ReplayDevice;
@@ -42,7 +43,16 @@ impl<D: ReplayDevice> Meter<D> {
 
     /// Moves whenever memory was taken, mapped or given back.
     pub(super) fn memory_calls(&self) -> u64 {
-        let kinds = [Call::MemAlloc, Call::MemFree, Call::MemCreate, Call::MemRelease, Call::MemMap, Call::MemUnmap];
+        let kinds = [
+            Call::MemAlloc,
+            Call::MemFree,
+            Call::MemAllocAsync,
+            Call::MemFreeAsync,
+            Call::MemCreate,
+            Call::MemRelease,
+            Call::MemMap,
+            Call::MemUnmap,
+        ];
         kinds.iter().map(|call| self.count(*call)).sum()
     }
 
@@ -169,6 +179,30 @@ impl<D: ReplayDevice> Device for Meter<D> {
 
     fn node_dependencies(&self, graph: GraphHandle, node: NodeId) -> DriverResult<Vec<NodeId>> {
         self.metered(Call::GraphGetEdges, |d| d.node_dependencies(graph, node))
+    }
+
+    fn driver_pool_create(&self) -> DriverResult<DriverPoolHandle> {
+        self.metered(Call::MemPoolCreate, D::driver_pool_create)
+    }
+
+    fn driver_pool_destroy(&self, pool: DriverPoolHandle) -> DriverResult<()> {
+        self.metered(Call::MemPoolDestroy, |d| d.driver_pool_destroy(pool))
+    }
+
+    fn driver_pool_figures(&self, pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures> {
+        self.metered(Call::MemPoolGetAttribute, |d| d.driver_pool_figures(pool))
+    }
+
+    fn driver_pool_trim(&self, pool: DriverPoolHandle, keep: u64) -> DriverResult<()> {
+        self.metered(Call::MemPoolTrimTo, |d| d.driver_pool_trim(pool, keep))
+    }
+
+    fn mem_alloc_async(&self, pool: DriverPoolHandle, bytes: u64, stream: StreamHandle) -> DriverResult<Address> {
+        self.metered(Call::MemAllocAsync, |d| d.mem_alloc_async(pool, bytes, stream))
+    }
+
+    fn mem_free_async(&self, address: Address, stream: StreamHandle) -> DriverResult<()> {
+        self.metered(Call::MemFreeAsync, |d| d.mem_free_async(address, stream))
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {

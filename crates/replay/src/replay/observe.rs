@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use gpupool_allocator::state::SegmentState;
-use gpupool_allocator::{Allocation, PoolId, State};
+use gpupool_allocator::{Allocation, Policy, PoolId, State};
 use gpupool_device::{Address, StreamHandle};
 use hashbrown::HashMap;
 
+use super::Options;
 use super::report::{PoolReport, SegmentReport};
 use super::setup::Plan;
 use super::turn::{Observer, Ours, PoolIds};
@@ -51,6 +52,8 @@ pub(super) struct Watch<'a> {
     plan: &'a Plan,
     progress: &'a mut dyn FnMut(u64),
     wants_state: bool,
+    /// Segments are told. Not where each block is one: then the driver's pool decides what is held.
+    tells_segments: bool,
     /// Counted events so far.
     counted: u64,
     memory_calls: u64,
@@ -72,12 +75,13 @@ pub(super) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    pub(super) fn new(trace: &'a Trace, plan: &'a Plan, wants_state: bool, progress: &'a mut dyn FnMut(u64)) -> Self {
+    pub(super) fn new(trace: &'a Trace, plan: &'a Plan, options: &Options, progress: &'a mut dyn FnMut(u64)) -> Self {
         Self {
             trace,
             plan,
             progress,
-            wants_state,
+            wants_state: options.wants_state,
+            tells_segments: options.policy != Policy::StreamOrdered || options.wants_state,
             counted: 0,
             memory_calls: 0,
             allocated: Level::default(),
@@ -217,7 +221,7 @@ impl<D: ReplayDevice> Observer<Ours<D>> for Watch<'_> {
 
     fn after(&mut self, backend: &Ours<D>, _index: usize, event: Event) {
         let calls = backend.allocator.device().memory_calls();
-        if calls != self.memory_calls {
+        if calls != self.memory_calls && self.tells_segments {
             self.memory_calls = calls;
             self.refresh(backend.allocator.state(), event);
         }

@@ -206,16 +206,16 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
         if self.options.wants_state {
             self.ours.allocator.record_history(Some(HistoryOptions::new(HISTORY)));
         }
-        let mut watch = Watch::new(trace, &plan, self.options.wants_state, progress);
+        let mut watch = Watch::new(trace, &plan, self.options, progress);
         let first = turn(trace, &plan, self.meter.device(), &mut self.ours, &mut self.live, &mut watch);
         self.ours.allocator.record_history(None);
         let (peak_allocated, events) = (watch.peak_allocated(), watch.counted());
+        let metered = self.meter.read();
         // The allocator's own figure is exact under every policy, within an event too.
-        let peak_reserved = self.peak_reserved();
+        let peak_reserved = self.peak_reserved()?;
         let placements = watch.placements();
         let addresses = watch.addresses();
         let (segments, pools, at_peak) = watch.into_parts();
-        let metered = self.meter.read();
         let peak_requested = trace.peak_requested();
         let mut report = Report {
             trace: trace.name().to_owned(),
@@ -274,7 +274,7 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
                 Err(_) => break,
             }
             if asked {
-                let turn = self.iteration(self.meter.read(), self.peak_reserved());
+                let turn = self.iteration(self.meter.read(), self.peak_reserved()?);
                 report.iterations.push(turn);
             }
         }
@@ -334,8 +334,13 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
         }
     }
 
-    fn peak_reserved(&self) -> u64 {
-        u64::try_from(self.ours.allocator.stats().reserved_bytes.all.peak).unwrap_or(0)
+    /// The most held of the driver: in segments, or by the driver's own pool.
+    fn peak_reserved(&self) -> Result<u64, ReplayError> {
+        let failed = |error| ReplayError::Allocator { trace: self.trace.name().to_owned(), error: Box::new(error) };
+        Ok(match self.ours.allocator.driver_pool_figures().map_err(failed)? {
+            Some(figures) => figures.reserved_high,
+            None => u64::try_from(self.ours.allocator.stats().reserved_bytes.all.peak).unwrap_or(0),
+        })
     }
 
     fn stop(&self, early: Early, number: u32, report: &mut Report) -> Result<(), ReplayError> {

@@ -31,6 +31,8 @@ pub(super) struct DriverPools {
     /// Blocks by address: their pool and bytes.
     blocks: HashMap<u64, (u64, u64)>,
     last: u64,
+    /// Frees so far.
+    frees: u64,
     /// What memory nodes allocate.
     nodes: BTreeMap<u64, NodeMemory>,
 }
@@ -46,13 +48,13 @@ struct Pool {
 #[derive(Debug)]
 struct Free {
     bytes: u64,
-    /// The last free of each stream.
-    after: Vec<Arc<Record>>,
+    /// The last free of each stream, with its place among all frees.
+    after: Vec<(u64, Arc<Record>)>,
 }
 
 impl Free {
     fn is_over(&self) -> bool {
-        self.after.iter().all(|free| free.done().is_some())
+        self.after.iter().all(|(_, free)| free.done().is_some())
     }
 }
 
@@ -100,11 +102,12 @@ impl Pool {
 
     /// Takes the best free range for a stream.
     fn take(&mut self, bytes: u64, stream: StreamId) -> Option<Given> {
-        let usable = |f: &Free| f.bytes >= bytes && f.after.iter().all(|r| r.stream == stream || r.done().is_some());
+        let usable =
+            |f: &Free| f.bytes >= bytes && f.after.iter().all(|(_, r)| r.stream == stream || r.done().is_some());
         let fitting = self.free.iter().filter(|(_, f)| usable(f));
         let address = *fitting.min_by_key(|(at, f)| (f.bytes, **at))?.0;
         let free = self.free.remove(&address)?;
-        let after = free.after.clone();
+        let after = free.after.iter().map(|(_, record)| Arc::clone(record)).collect();
         if free.bytes > bytes {
             self.free.insert(address + bytes, Free { bytes: free.bytes - bytes, ..free });
         }
@@ -119,18 +122,12 @@ impl Pool {
 }
 
 /// Adds frees to a list that has one a stream: a later one comes after an earlier one.
-fn merge(into: &mut Vec<Arc<Record>>, more: Vec<Arc<Record>>) {
-    for record in more {
-        // Of two frees of one stream the one that is not over is the later one.
-        match into.iter_mut().find(|r| r.stream == record.stream) {
-            Some(known) if known.done().is_some() && record.done().is_none() => *known = record,
-            Some(known) => {
-                let later = |r: &Record| r.done().map_or(u64::MAX, |d| d.time);
-                if later(&record) > later(known) {
-                    *known = record;
-                }
-            }
-            None => into.push(record),
+fn merge(into: &mut Vec<(u64, Arc<Record>)>, more: Vec<(u64, Arc<Record>)>) {
+    for (place, record) in more {
+        match into.iter_mut().find(|(_, known)| known.stream == record.stream) {
+            Some(known) if known.0 < place => *known = (place, record),
+            Some(_) => {}
+            None => into.push((place, record)),
         }
     }
 }
@@ -250,9 +247,11 @@ impl Memory {
             node.ok_or(code::INVALID_VALUE)?.live = false;
             return Ok(());
         };
+        self.driver_pools.frees += 1;
+        let place = self.driver_pools.frees;
         if let Some(pool) = self.driver_pools.pools.get_mut(&number) {
             pool.figures.used -= bytes;
-            pool.put(address, Free { bytes, after: free.into_iter().collect() });
+            pool.put(address, Free { bytes, after: free.map(|free| (place, free)).into_iter().collect() });
         }
         Ok(())
     }

@@ -238,12 +238,19 @@ fn what_another_policy_takes_the_place_of() {
             ("backend", "cudaMallocAsync", "stream-ordered"),
             ("backend", "hipMallocAsync", "stream-ordered"),
         ] {
-            let error = Config::parse_pytorch(&format!("{option}:{value}"), *policy).unwrap_err();
+            let result = Config::parse_pytorch(&format!("{option}:{value}"), *policy);
+            if option == "backend" && *policy == Policy::StreamOrdered {
+                assert_eq!(accepted(&result.unwrap()), [(option, value, AcceptedWhy::AlreadySo)]);
+                continue;
+            }
+            let error = result.unwrap_err();
             let place = at(option.len() + 1, 1);
             assert_eq!(error, ConfigError::Superseded { option, value: value.into(), place, superseded_by });
             assert!(error.to_string().contains(&format!("`{superseded_by}`")), "{error}");
         }
     }
+    let error = Config::parse_pytorch("backend:native", Policy::StreamOrdered).unwrap_err();
+    assert!(error.to_string().contains("`segments`"), "{error}");
     assert_eq!(refuse("backend:cuda"), bad("backend", "cuda", at(8, 1), Allowed::Backend));
 }
 
