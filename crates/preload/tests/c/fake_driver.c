@@ -128,4 +128,5 @@ MISSING(cuGraphMemFreeNodeGetParams) MISSING(cuGraphAddEmptyNode) MISSING(cuGrap
 MISSING(cuUserObjectCreate) MISSING(cuUserObjectRelease) MISSING(cuGraphRetainUserObject) MISSING(cuLaunchHostFunc)
 MISSING(cuLaunchKernel) MISSING(cuModuleLoadData) MISSING(cuModuleUnload) MISSING(cuModuleGetFunction) MISSING(cuMemcpyDtoHAsync_v2)
 MISSING(cuMemcpyAsync) MISSING(cuMemsetD8_v2) MISSING(cuMemsetD32Async) MISSING(cuMemPoolSetAttribute)
+MISSING(cuMemPoolCreate) MISSING(cuMemPoolDestroy) MISSING(cuMemAllocFromPoolAsync)
 MISSING(cuDeviceGetGraphMemAttribute) MISSING(cuDeviceSetGraphMemAttribute) MISSING(cuDeviceGraphMemTrim)
