@@ -61,10 +61,8 @@ impl<D: Device> Arena<D> {
                     state.note_freed(id, &[Action::FreeRequested, Action::FreeCompleted], caller.as_ref());
                 }
                 state.free_now(id, &self.counters);
-                let idle = if self.shared.rules.stream_ordered { state.idle_of(id) } else { None };
-                drop(state);
-                if let Some(idle) = idle {
-                    self.return_in_order(&idle);
+                if self.shared.rules.stream_ordered {
+                    self.return_freed(state, id);
                 }
                 return Ok(());
             }

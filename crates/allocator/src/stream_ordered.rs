@@ -24,7 +24,7 @@ use gpupool_device::{
     Address, CaptureId, CaptureStatus, Device, DriverPoolFigures, DriverPoolHandle, DriverResult, StreamHandle,
 };
 
-use crate::arena::{Arena, ArenaState, Backing, LaneKind, Segment};
+use crate::arena::{Arena, ArenaGuard, ArenaState, Backing, BlockId, LaneKind, Segment};
 use crate::error::AllocError;
 use crate::growth::Idle;
 use crate::inner::{Inner, Request};
@@ -87,8 +87,20 @@ enum Way {
 }
 
 impl<D: Device> Arena<D> {
+    /// A block has just become free: its memory goes back, if that is possible now. Gives the arena's lock back before the driver is called.
+    pub(crate) fn return_freed(&self, mut state: ArenaGuard<'_, D>, id: BlockId) {
+        let Some(idle) = state.idle_of(id) else { return };
+        let over = state.lanes[idle.lane as usize].kind == LaneKind::Neutral && state.is_graph_memory(&idle);
+        let gone = if over { state.detach(idle.block) } else { None };
+        drop(state);
+        match gone {
+            Some(segment) => self.forget_graph_memory(vec![segment]),
+            None => self.return_in_order(&idle),
+        }
+    }
+
     /// Gives a segment back that has just become wholly free, if it is a block of the driver's pool and that is possible now.
-    pub(crate) fn return_in_order(&self, idle: &Idle) {
+    fn return_in_order(&self, idle: &Idle) {
         let way = match self.way(idle) {
             Ok(Some(way)) => way,
             Ok(None) => return,
@@ -158,12 +170,13 @@ impl ArenaState {
     /// Takes the free blocks out that belong to graphs whose capture is over: what is in a pool's neutral lanes (O3). O(segments).
     pub(crate) fn take_graph_memory(&mut self) -> Vec<Segment> {
         let neutral = self.idle_in_order(|lane| lane.kind == LaneKind::Neutral);
-        let of_graph = |idle: &Idle| {
-            let backing = self.segments.get(idle.segment).map(|s| &s.memory.backing);
-            matches!(backing, Some(Backing::Ordered { capture: Some(_) }))
-        };
-        let gone: Vec<Idle> = neutral.into_iter().filter(of_graph).collect();
+        let gone: Vec<Idle> = neutral.into_iter().filter(|idle| self.is_graph_memory(idle)).collect();
         gone.iter().filter_map(|idle| self.detach(idle.block)).collect()
+    }
+
+    fn is_graph_memory(&self, idle: &Idle) -> bool {
+        let backing = self.segments.get(idle.segment).map(|s| &s.memory.backing);
+        matches!(backing, Some(Backing::Ordered { capture: Some(_) }))
     }
 }
 

@@ -116,6 +116,7 @@ impl<D: Device> Arena<D> {
         let fixed = |backing: &Backing| match backing {
             Backing::Plain => Some("it has plain memory, whose addresses go with it: configure virtual memory"),
             Backing::Provider(_) => Some("its memory is a provider's"),
+            Backing::Ordered { .. } => Some("its blocks are the driver's own pool's, or the graph's"),
             Backing::Handle(_) | Backing::Pages | Backing::Away => None,
         };
         match state.segments.iter().find_map(|(_, s)| fixed(&s.memory.backing)) {
