@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpupool_allocator::{Allocation, Allocator, CaptureRegistry, Config, Policy, Preset, Stream};
-use gpupool_device::{Address, Kernel, StreamKind, Workbench};
+use gpupool_device::{Address, Kernel, StreamKind};
+use gpupool_replay::stress::StressDevice;
 
 const PAGE: u64 = 2 << 20;
 /// Blocks of a page each; every second one is freed.
@@ -60,7 +61,7 @@ pub struct Shown {
     pub moved: u64,
 }
 
-fn words<D: Workbench>(device: &D, stream: &Stream<D>, at: Address) -> u32 {
+fn words<D: StressDevice>(device: &D, stream: &Stream<D>, at: Address) -> u32 {
     let mut bytes = [0; 4];
     device.read(stream.handle(), at, &mut bytes).unwrap();
     u32::from_le_bytes(bytes)
@@ -71,18 +72,28 @@ fn words<D: Workbench>(device: &D, stream: &Stream<D>, at: Address) -> u32 {
 /// # Panics
 ///
 /// Where contents are wrong, a request waited, or moved nothing.
-pub fn alias_order<D: Workbench>(device: &Arc<D>, order: (Before, After, u32), gated: bool) -> Shown {
+pub fn alias_order<D: StressDevice>(device: &Arc<D>, order: (Before, After, u32), gated: bool) -> Shown {
     let (before, after, moves) = order;
     let config = Config::new(Policy::Pages).with_preset(Preset::Memory);
     let allocator = Allocator::with_registry(Arc::clone(device), config, Arc::<CaptureRegistry>::default()).unwrap();
     let stream = allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap());
     let on = stream.handle();
     let half = BLOCKS / 2;
-    let sink = allocator.alloc(half * PAGE, &stream).unwrap();
-    let second = allocator.alloc(half * PAGE, &stream).unwrap();
+    let mut tag = 0;
+    let mut owned = |bytes: u64| {
+        tag += 1;
+        let block = allocator.alloc(bytes, &stream).unwrap();
+        device.own(block.address(), block.size(), tag, on);
+        block
+    };
+    let free = |block: Allocation<D>| {
+        device.disown(block.address(), block.size());
+        drop(block);
+    };
+    let (sink, second) = (owned(half * PAGE), owned(half * PAGE));
     // A stream that stays busy until the gate opens, and an event behind all that is submitted before it is asked.
     let event = device.event_create().unwrap();
-    let blocks: Vec<Allocation<D>> = (0..BLOCKS).map(|_| allocator.alloc(PAGE, &stream).unwrap()).collect();
+    let blocks: Vec<Allocation<D>> = (0..BLOCKS).map(|_| owned(PAGE)).collect();
     for (block, value) in blocks.iter().zip(FIRST..) {
         device.launch(on, Kernel::Fill { dst: block.address(), bytes: PAGE, value }).unwrap();
     }
@@ -110,19 +121,19 @@ pub fn alias_order<D: Workbench>(device: &Arc<D>, order: (Before, After, u32), g
     }
     device.event_record(event, on).unwrap();
     let mut held: Vec<Option<Allocation<D>>> = blocks.into_iter().map(Some).collect();
-    held.iter_mut().step_by(2).for_each(|block| drop(block.take()));
+    held.iter_mut().step_by(2).filter_map(Option::take).for_each(free);
     let mut longest = Duration::ZERO;
     let mut block: Option<Allocation<D>> = None;
     let start_moved = allocator.stats().pages.remaps;
     for turn in 0..moves {
         if let Some(old) = block.take() {
             // Pinned on both sides, so that the next one must move too.
-            drop(old);
+            free(old);
         }
         let bytes = half * PAGE - u64::from(turn) * PAGE;
         let busy = !device.event_query(event).unwrap();
         let start = Instant::now();
-        let next = allocator.alloc(bytes, &stream).unwrap();
+        let next = owned(bytes);
         let took = start.elapsed();
         if busy && (gated || !device.event_query(event).unwrap()) {
             longest = longest.max(took);
@@ -191,8 +202,9 @@ pub fn alias_order<D: Workbench>(device: &Arc<D>, order: (Before, After, u32), g
     }
     device.event_destroy(event).unwrap();
     allocator.validate().unwrap();
-    drop((block, sink, second, held));
+    [block, sink, second].into_iter().chain(held.into_iter().flatten()).for_each(free);
     allocator.empty_cache().unwrap();
     assert_eq!(allocator.stats().reserved_bytes.all.current, 0, "{order:?}");
+    assert_eq!(device.findings(), Vec::<String>::new(), "{order:?}");
     Shown { longest, moved }
 }

@@ -14,4 +14,5 @@ pub mod lab;
 pub mod machine;
 pub mod recount;
 pub mod rust_text;
+pub mod verified;
 pub mod watched;

@@ -6,8 +6,11 @@ use std::time::{Duration, Instant};
 use gpupool_allocator::{Allocator, CaptureRegistry, Config, Policy, Preset};
 use gpupool_cuda_device::CudaDevice;
 use gpupool_device::{Device, StreamKind, Workbench};
+use gpupool_replay::real::Real;
+use gpupool_replay::trace::Trace;
 use gpupool_tests::alias::{alias_order, orders};
 use gpupool_tests::gpu::{self, GpuTest, gpu};
+use gpupool_tests::verified::verified;
 use libtest_mimic::Failed;
 
 const MIB: u64 = 1 << 20;
@@ -20,7 +23,7 @@ fn median(times: &mut [Duration]) -> f64 {
 
 /// Work on the old mapping, work on the new one, in every order, before and while it runs.
 fn aliases() -> Result<(), Failed> {
-    let device = Arc::new(gpu());
+    let device = Arc::new(Real::new(gpu()));
     // The first one pays for what is made once.
     alias_order(&device, orders()[0], true);
     for gated in [true, false] {
@@ -201,12 +204,54 @@ fn reserved_agrees() -> Result<(), Failed> {
     Ok(())
 }
 
+/// One small program: for a checker that makes everything slow.
+fn small() -> Result<(), Failed> {
+    let device = Arc::new(Real::new(gpu()));
+    for order in [orders()[4], orders()[13], orders()[26]] {
+        alias_order(&device, order, true);
+    }
+    Ok(())
+}
+
+/// Every recording, with contents.
+fn recordings() -> Result<(), Failed> {
+    let mut files: Vec<_> = std::fs::read_dir(gpu::data().join("traces"))?.flatten().map(|e| e.path()).collect();
+    files.sort();
+    for file in files {
+        let trace = Trace::read(&file)?;
+        for preset in [Preset::Memory, Preset::Balanced, Preset::Latency] {
+            let device = Arc::new(Real::new(gpu()));
+            let start = Instant::now();
+            let shown = verified(&device, &trace, Config::new(Policy::Pages).with_preset(preset), 0);
+            println!(
+                "{} {}: {} blocks, {} sums, {} wrong; {} MiB reserved at most, off by {} KiB at most; {} moves, {} cuts; {:.1} s",
+                trace.name(),
+                preset.name(),
+                shown.blocks,
+                shown.sums,
+                shown.wrong,
+                shown.peak_reserved / MIB,
+                shown.off / 1024,
+                shown.moves.0,
+                shown.moves.1,
+                start.elapsed().as_secs_f64()
+            );
+            if shown.wrong > 0 || shown.off > 32 * MIB + shown.peak_reserved / 500 {
+                return Err(Failed::from(format!("{}: {shown:?}", trace.name())));
+            }
+        }
+    }
+    Ok(())
+}
+
 fn main() {
     let test = |name: &str, test: fn() -> Result<(), Failed>| -> GpuTest { (name.to_owned(), Box::new(test)) };
     gpu::run(
         Vec::new(),
         vec![
             test("memory_is_used_again_through_an_alias_in_every_order_and_nobody_waits", aliases),
+            test("a_small_program_of_pages", small),
+            test("every_recording_keeps_what_was_written_under_every_preset", recordings),
             test("growth_costs_what_each_preset_allows", growth_costs),
             test("what_handles_cost_by_size", handle_sizes),
             test("reserved_is_what_the_drivers_free_memory_fell_by", reserved_agrees),

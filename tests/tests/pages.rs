@@ -1,0 +1,118 @@
+//! Pages on a simulated device with contents and a race detector: aliases in every order, random schedules, recordings, address space.
+//!
+//! `GPUPOOL_CASES` multiplies the number of seeds.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use gpupool_allocator::{Allocator, CaptureRegistry, Preset};
+use gpupool_device::{StreamKind, Workbench};
+use gpupool_replay::generate::{Generator, Shape, Sizes};
+use gpupool_replay::stress::{Common, Harness, StressDevice};
+use gpupool_replay::trace::Trace;
+use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
+use gpupool_tests::alias::{alias_order, orders};
+use gpupool_tests::lab::{MIB, pages};
+use gpupool_tests::verified::verified;
+
+const PRESETS: [Preset; 3] = [Preset::Memory, Preset::Balanced, Preset::Latency];
+
+fn device(scheduler: Scheduler) -> Arc<SimDevice> {
+    Arc::new(SimDevice::new(SimConfig::default().with_scheduler(scheduler)))
+}
+
+#[test]
+fn memory_is_used_again_through_an_alias_in_every_order_and_nobody_waits() {
+    for scheduler in [Scheduler::InOrder, Scheduler::Adversarial, Scheduler::Random { seed: 7 }] {
+        for order in orders() {
+            for gated in [true, false] {
+                alias_order(&device(scheduler), order, gated);
+            }
+        }
+    }
+}
+
+#[test]
+fn recordings_keep_what_was_written_under_every_preset() {
+    for name in ["overlap_streams", "seed_batches", "seed_batches_unshared"] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../crates/replay/data/traces/{name}.trace.gz"));
+        let trace = Trace::read(&file).unwrap();
+        for preset in PRESETS {
+            for scheduler in [Scheduler::Adversarial, Scheduler::Random { seed: 3 }] {
+                let device = device(scheduler);
+                let shown = verified(&device, &trace, pages(preset), 2);
+                assert!(shown.blocks > 0 && shown.wrong == 0, "{name}: {shown:?}");
+                assert_eq!(device.findings(), Vec::<String>::new(), "{name}");
+            }
+        }
+    }
+}
+
+fn fail(seed: u64, what: &str) -> ! {
+    panic!("seed {seed}, {}: {what}", PRESETS[seed as usize % 3].name())
+}
+
+/// One random sequence of requests, frees, writes, uses on other streams and trims, with contents.
+fn schedule(seed: u64) {
+    let preset = PRESETS[seed as usize % 3];
+    let scheduler = match seed % 4 {
+        0 => Scheduler::Adversarial,
+        1 => Scheduler::InOrder,
+        _ => Scheduler::Random { seed },
+    };
+    let sizes = Sizes::LogUniform { least: 64 << 10, most: 24 * MIB };
+    let shape = Shape { sizes, live: 8 + (seed % 24) as u32, crossing: 20, emptying: 4 };
+    let config = SimConfig::default().with_scheduler(scheduler).with_capacity((96 + 32 * (seed % 7)) * MIB);
+    let device = Arc::new(SimDevice::new(config));
+    let common = Arc::new(Common::new(Arc::clone(&device), pages(preset), 3).unwrap());
+    let mut harness = Harness::new(Arc::clone(&common), vec![0, 1, 2], 0).unwrap();
+    for (n, op) in Generator::new(seed, shape).take(150).enumerate() {
+        harness.apply(op).unwrap_or_else(|e| fail(seed, &format!("operation {n}: {e}")));
+        if n % 16 == 15 {
+            common.check().unwrap_or_else(|e| fail(seed, &format!("after operation {n}: {e}")));
+        }
+    }
+    let tally = harness.finish().unwrap_or_else(|e| fail(seed, &e.to_string()));
+    // The harness's own memory is gone too, so nothing at all is left.
+    let left = common.finish().unwrap_or_else(|e| fail(seed, &e.to_string()));
+    assert_eq!(left, 0, "seed {seed}: bytes left after {tally:?}");
+}
+
+#[test]
+fn a_thousand_random_schedules_are_free_of_races_and_of_unmaps_under_use() {
+    let times = std::env::var("GPUPOOL_CASES").ok().and_then(|n| n.parse::<u64>().ok()).unwrap_or(1).max(1);
+    (0..1000 * times).for_each(schedule);
+}
+
+#[test]
+fn a_workload_that_changes_for_ever_uses_addresses_again() {
+    let capacity = 512 * MIB;
+    for preset in PRESETS {
+        let device = Arc::new(SimDevice::new(SimConfig::default().with_capacity(capacity).for_replay()));
+        let allocator =
+            Allocator::with_registry(Arc::clone(&device), pages(preset), Arc::<CaptureRegistry>::default()).unwrap();
+        let streams: Vec<_> =
+            (0..3).map(|_| allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap())).collect();
+        let (mut state, mut held, mut most) = (0x2545_f491_4f6c_dd1d_u64, Vec::new(), 0);
+        for step in 0..100_000_u64 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            // Sizes drift, so that what fitted once does not fit again.
+            let bytes = 300 * 1024 + (state >> 32) % (1 + (step * 977) % (40 * MIB));
+            if let Ok(block) = allocator.alloc(bytes, &streams[(state % 3) as usize]) {
+                held.push(block);
+            }
+            while held.len() > 12 + (step / 5000 % 7) as usize {
+                drop(held.swap_remove((state >> 8) as usize % held.len()));
+            }
+            most = most.max(device.address_space_in_use());
+        }
+        let pages = allocator.stats().pages;
+        assert!(pages.remaps > 0 || preset == Preset::Latency, "{pages:?}");
+        assert!(most < 64 * capacity, "{}: {} times the capacity", preset.name(), most / capacity);
+        drop(held);
+        allocator.empty_cache().unwrap();
+        assert_eq!((allocator.stats().reserved_bytes.all.current, device.address_space_in_use()), (0, 0));
+    }
+}
