@@ -1,12 +1,12 @@
 //! The history of an allocator: what is recorded, that it is complete, and that states agree with it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gpupool_allocator::history::{Action, Event, Frame, HistoryOptions, Stack, label};
 use gpupool_allocator::state::BlockStatus;
-use gpupool_allocator::{AllocError, Allocator, Config, Policy, State};
+use gpupool_allocator::{AllocError, Allocator, Config, Policy, Preset, State};
 use gpupool_device::{Address, StreamKind, Workbench};
 use gpupool_graph_capture::{CaptureOptions, Captures};
 use gpupool_sim_device::{SimConfig, SimDevice};
@@ -24,40 +24,92 @@ fn actions(state: &State) -> Vec<Action> {
     state.history.as_ref().unwrap().events().map(|e| e.action).collect()
 }
 
-/// Live blocks and segments, as the events tell: address to bytes.
-fn told(events: impl Iterator<Item = Event>) -> (HashMap<Address, u64>, HashMap<Address, u64>) {
-    let (mut blocks, mut segments) = (HashMap::new(), HashMap::new());
+/// The granularity of memory that is mapped in pieces.
+const PAGE: u64 = 2 * MIB;
+
+/// What events tell: live blocks and segments, address to bytes, and the pages that are mapped.
+#[derive(Default)]
+struct Told {
+    blocks: HashMap<Address, u64>,
+    segments: HashMap<Address, u64>,
+    pages: BTreeSet<u64>,
+}
+
+fn pages_of(address: Address, bytes: u64) -> impl Iterator<Item = u64> {
+    (address.0..address.0 + bytes).step_by(PAGE as usize)
+}
+
+fn told(events: impl Iterator<Item = Event>) -> Told {
+    let mut told = Told::default();
     for event in events {
+        let (at, size) = (event.address, event.size);
         match event.action {
-            Action::Alloc => {
-                assert_eq!(blocks.insert(event.address, event.size), None, "{event:?} is handed out twice")
-            }
+            Action::Alloc => assert_eq!(told.blocks.insert(at, size), None, "{event:?} is handed out twice"),
             Action::FreeRequested => {}
-            Action::FreeCompleted => assert!(blocks.remove(&event.address).is_some(), "{event:?} is not live"),
-            Action::SegmentAlloc => assert_eq!(segments.insert(event.address, event.size), None, "{event:?}"),
-            Action::SegmentFree => assert!(segments.remove(&event.address).is_some(), "{event:?} is not there"),
+            Action::FreeCompleted => assert!(told.blocks.remove(&at).is_some(), "{event:?} is not live"),
+            Action::SegmentAlloc => assert_eq!(told.segments.insert(at, size), None, "{event:?}"),
+            Action::SegmentFree => assert!(told.segments.remove(&at).is_some(), "{event:?} is not there"),
+            Action::SegmentMap => assert!(pages_of(at, size).all(|page| told.pages.insert(page)), "{event:?} twice"),
+            Action::SegmentUnmap => assert!(pages_of(at, size).all(|page| told.pages.remove(&page)), "{event:?}"),
             _ => {}
         }
     }
-    (blocks, segments)
+    told
 }
 
 fn agrees(state: &State) {
-    let (blocks, segments) = told(state.history.as_ref().unwrap().events().cloned());
-    let held: HashMap<Address, u64> = state.segments.iter().map(|s| (s.address, s.size)).collect();
-    // What `pages` maps into its ranges is not told.
-    if state.policy != Policy::Pages {
-        assert_eq!(segments, held, "segments");
+    let told = told(state.history.as_ref().unwrap().events().cloned());
+    if state.policy == Policy::Pages {
+        let held: BTreeSet<u64> = state.segments.iter().flat_map(|s| pages_of(s.address, s.size)).collect();
+        assert!(told.segments.is_empty());
+        assert_eq!(told.pages, held, "pages");
+    } else {
+        let held: HashMap<Address, u64> = state.segments.iter().map(|s| (s.address, s.size)).collect();
+        assert_eq!(told.segments, held, "segments");
     }
     let active = state.segments.iter().flat_map(|s| &s.blocks).filter(|b| b.status != BlockStatus::Inactive);
     let active: HashMap<Address, u64> = active.map(|b| (b.address, b.size)).collect();
-    assert_eq!(blocks, active, "blocks");
+    assert_eq!(told.blocks, active, "blocks");
+}
+
+/// Pages that move, are cut and go back are told, and what is mapped follows from that.
+#[test]
+fn what_pages_map_and_unmap_is_told() {
+    for preset in [Preset::Memory, Preset::Balanced, Preset::Latency] {
+        let device = Arc::new(SimDevice::new(SimConfig::default().with_capacity(512 * MIB)));
+        let config = Config::new(Policy::Pages).with_preset(preset);
+        let allocator = Allocator::new(Arc::clone(&device), config).unwrap();
+        let streams: Vec<_> =
+            (0..2).map(|_| allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap())).collect();
+        allocator.record_history(Some(HistoryOptions::new(1 << 20)));
+        let (mut random, mut held) = (0x9E37_79B9_7F4A_7C15_u64, Vec::new());
+        for step in 0..3000 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            if let Ok(block) = allocator.alloc(1 + (random >> 20) % (40 * MIB), &streams[(random % 2) as usize]) {
+                held.push(block);
+            }
+            while held.len() > 14 {
+                drop(held.swap_remove((random >> 8) as usize % held.len()));
+            }
+            if step % 100 == 0 {
+                agrees(&allocator.state());
+            }
+            if step % 1000 == 999 {
+                held.clear();
+                allocator.empty_cache().unwrap();
+            }
+        }
+        let pages = allocator.stats().pages;
+        assert!(pages.remaps > 0, "{pages:?}");
+        agrees(&allocator.state());
+    }
 }
 
 #[test]
 fn a_history_tells_everything_from_its_beginning() {
-    // The history does not tell yet what `pages` maps and unmaps.
-    for policy in Policy::ALL.iter().copied().filter(|policy| *policy != Policy::Pages) {
+    for policy in Policy::ALL.iter().copied() {
         let (device, allocator) = allocator(policy);
         let stream = allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap());
         let other = allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap());

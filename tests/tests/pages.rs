@@ -5,14 +5,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use gpupool_allocator::{Allocator, CaptureRegistry, Preset};
-use gpupool_device::{StreamKind, Workbench};
+use gpupool_allocator::{Allocator, CaptureRegistry, Filter, PoolId, Preset};
+use gpupool_device::{Address, StreamKind, Workbench};
 use gpupool_replay::generate::{Generator, Shape, Sizes};
 use gpupool_replay::stress::{Common, Harness, StressDevice};
 use gpupool_replay::trace::Trace;
 use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
 use gpupool_tests::alias::{alias_order, orders};
-use gpupool_tests::lab::{MIB, pages};
+use gpupool_tests::lab::{Lab, MIB, pages};
 use gpupool_tests::verified::verified;
 
 const PRESETS: [Preset; 3] = [Preset::Memory, Preset::Balanced, Preset::Latency];
@@ -115,4 +115,40 @@ fn a_workload_that_changes_for_ever_uses_addresses_again() {
         allocator.empty_cache().unwrap();
         assert_eq!((allocator.stats().reserved_bytes.all.current, device.address_space_in_use()), (0, 0));
     }
+}
+
+/// Fault catalogue 70: memory that is registered or exported lies in one driver allocation, and says in which.
+#[test]
+fn a_pool_of_whole_segments_has_one_driver_allocation_a_segment_and_tells_which_one_an_address_is_in() {
+    let lab = Lab::with(pages(Preset::Memory), 1024);
+    let stream = lab.stream(1);
+    let pool = PoolId(7, 0);
+    lab.allocator.create_pool(pool).unwrap();
+    lab.allocator.set_whole_segments(pool).unwrap();
+    lab.allocator.begin_allocate_to_pool(pool, Filter::All).unwrap();
+    let blocks: Vec<_> = [3, 30, 100].into_iter().map(|mib| lab.allocator.alloc(mib * MIB, &stream).unwrap()).collect();
+    lab.allocator.end_allocate_to_pool(pool).unwrap();
+    let mut state = lab.allocator.state();
+    state.segments.retain(|segment| segment.pool == pool);
+    for block in &blocks {
+        for at in [block.address(), block.address().offset(block.size() - 1)] {
+            let (base, extent) = lab.allocator.base_allocation(at).unwrap();
+            let whole = base <= block.address() && base.0 + extent >= block.address().0 + block.size();
+            assert!(whole, "{block:?} lies in one allocation, [{base}, +{extent})");
+            let segment = state.segments.iter().find(|s| s.address == base).unwrap();
+            assert_eq!(segment.size, extent);
+        }
+    }
+    // Beside it, in the default pool, a block spans handles and each address tells its own.
+    let paged = lab.alloc(1, 30);
+    let (first, _) = lab.allocator.base_allocation(paged.address()).unwrap();
+    let (last, extent) = lab.allocator.base_allocation(paged.address().offset(paged.size() - 1)).unwrap();
+    assert!(first < last && extent == 2 * MIB);
+    assert_eq!(lab.allocator.base_allocation(Address(12)), None);
+    // Moves elsewhere leave the pool's memory where it is.
+    let before: Vec<_> = blocks.iter().map(|b| lab.allocator.base_allocation(b.address())).collect();
+    drop(paged);
+    drop(lab.alloc(1, 700));
+    assert_eq!(before, blocks.iter().map(|b| lab.allocator.base_allocation(b.address())).collect::<Vec<_>>());
+    lab.allocator.release_pool(pool).unwrap();
 }

@@ -20,7 +20,7 @@ use gpupool_device::{Address, StreamHandle};
 use crate::arena::{ArenaState, Backing, BlockId, Handed};
 use crate::ids::{Part, PoolId};
 use crate::sync::{Mutex, Rank};
-use crate::units::to_bytes;
+use crate::units::{Units, to_bytes};
 
 /// Events in a chunk.
 const CHUNK: usize = 1024;
@@ -39,6 +39,10 @@ pub enum Action {
     SegmentAlloc,
     /// A segment goes back to the driver, or to another stream.
     SegmentFree,
+    /// Memory was mapped into a range of the policy `pages`.
+    SegmentMap,
+    /// Memory leaves such a range: for the driver, or for another place.
+    SegmentUnmap,
     /// A request ended in out of memory.
     OutOfMemory,
     /// A capture into the pool begins.
@@ -372,11 +376,29 @@ impl ArenaState {
             return;
         }
         let Some(segment) = self.segments.get(id) else { return };
-        // A range of pages is no memory yet: what is mapped there comes and goes by itself, and is not told.
-        if segment.pages.is_some() || matches!(segment.memory.backing, Backing::Pages) {
+        if let Some(table) = &segment.pages {
+            for (start, end, _) in table.mapped_runs().into_iter().filter(|_| action == Action::SegmentFree) {
+                self.note_pages(id, start, end - start, Action::SegmentUnmap);
+            }
+            return;
+        }
+        // A range of pages is no memory yet: what is mapped there comes and goes by itself.
+        if matches!(segment.memory.backing, Backing::Pages) {
             return;
         }
         let (address, size) = (segment.memory.base, segment.memory.bytes);
+        let stream = self.lanes[segment.lane as usize].core.handle;
+        let (pool, part) = (self.slots[segment.slot as usize].pool, segment.part);
+        self.history.note(What { action, address, requested: size, size, stream, pool, part }, None);
+    }
+
+    /// Notes that memory was mapped into a range of pages, or leaves it.
+    pub(crate) fn note_pages(&self, id: u32, start: Units, units: Units, action: Action) {
+        if !self.history.is_on() || units == 0 {
+            return;
+        }
+        let Some(segment) = self.segments.get(id) else { return };
+        let (address, size) = (segment.memory.base.offset(to_bytes(start)), to_bytes(units));
         let stream = self.lanes[segment.lane as usize].core.handle;
         let (pool, part) = (self.slots[segment.slot as usize].pool, segment.part);
         self.history.note(What { action, address, requested: size, size, stream, pool, part }, None);

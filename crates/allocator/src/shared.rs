@@ -345,6 +345,14 @@ impl<D: Device> Shared<D> {
             }
             entry.handles.iter().for_each(|h| h.unmapped());
             self.totals.lock().pages.aliased_bytes -= entry.bytes as i64;
+            self.release_homeless(&entry);
+        }
+    }
+
+    /// Releases handles that had a place nowhere but in a mapping that is gone now.
+    pub(crate) fn release_homeless(&self, entry: &Leaving) {
+        for handle in &entry.homeless {
+            self.release_handle(handle.id, handle.bytes, entry.part, PoolId::DEFAULT);
         }
     }
 

@@ -97,6 +97,8 @@ impl Told {
                 From::FreeCompleted => Action::FreeCompleted,
                 From::SegmentAlloc => Action::SegmentAlloc,
                 From::SegmentFree => Action::SegmentFree,
+                From::SegmentMap => Action::SegmentMap,
+                From::SegmentUnmap => Action::SegmentUnmap,
                 From::OutOfMemory => Action::Oom,
                 From::CaptureBegin => {
                     open.push(told.captures.len());

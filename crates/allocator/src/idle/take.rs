@@ -13,6 +13,7 @@ use super::{Away, Contents, IdleOptions, Moved, Residency, Saved};
 use crate::arena::{Arena, ArenaState, Backing, BlockId, BlockState, LaneKind, NONE};
 use crate::counters::PoolCounters;
 use crate::error::{AllocError, PoolError};
+use crate::history::Action;
 use crate::ids::{Part, PoolId, StreamId};
 use crate::pages::Piece;
 use crate::stream::StreamCore;
@@ -222,6 +223,7 @@ impl<D: Device> Arena<D> {
                     let before = table.runs();
                     going.pieces.iter().for_each(|(at, _)| drop(table.remove(*at)));
                     runs = table.runs() - before;
+                    state.note_pages(going.segment, going.range.offset, going.range.units, Action::SegmentUnmap);
                 }
                 None => segment.memory.backing = Backing::Away,
             }

@@ -496,7 +496,7 @@ impl<D: Device> Inner<D> {
     }
 
     /// Brings back what was: sources and neighbours are free again, new handles go back, the place is a hole.
-    fn undo(&self, assembly: Assembly<D>, request: &Request<D>) {
+    fn undo(&self, mut assembly: Assembly<D>, request: &Request<D>) {
         for source in &assembly.sources {
             let mut state = source.arena.lock();
             state.unhold(source.block, &source.arena.counters);
@@ -510,14 +510,20 @@ impl<D: Device> Inner<D> {
                 _ => None,
             };
             if stuck > 0 {
-                // Nothing uses it, so it leaves as soon as the driver lets it. New handles are released all the same: their memory
-                // goes with the mapping.
+                // Nothing uses it, so it leaves as soon as the driver lets it. New handles stay and are counted until then.
+                let homeless = std::mem::take(&mut assembly.fresh);
                 let moved = assembly.sources.iter().flat_map(|s| &s.pieces).map(|p| &p.handle);
-                let handles: Vec<Arc<Handle>> = moved.chain(&assembly.fresh).cloned().collect();
+                let handles: Vec<Arc<Handle>> = moved.chain(&homeless).cloned().collect();
                 handles.iter().for_each(|h| h.mapped());
-                self.shared.totals.lock().pages.aliased_bytes += assembly.stuck as i64;
+                let part = request.part;
+                let mut totals = self.shared.totals.lock();
+                totals.pages.aliased_bytes += assembly.stuck as i64;
+                let promised = std::mem::take(&mut assembly.promised);
+                totals.pages_made(promised, homeless.len() as i64, (part, PoolId::DEFAULT), 0);
+                drop(totals);
                 let (core, block, address) = (Arc::clone(&self.shared.neutral), assembly.filled, assembly.address);
-                state.leaving.push(Leaving { block, address, bytes: assembly.stuck, handles, core, since: 0 });
+                let bytes = assembly.stuck;
+                state.leaving.push(Leaving { block, address, bytes, handles, homeless, part, core, since: 0 });
             }
             if let Some(rest) = rest {
                 state.empty(rest);
@@ -542,6 +548,8 @@ impl<D: Device> Source<D> {
             address: self.address,
             bytes: self.bytes,
             handles: self.pieces.iter().map(|p| Arc::clone(&p.handle)).collect(),
+            homeless: Vec::new(),
+            part: self.part,
             core: Arc::clone(&self.core),
             since: self.since,
         }

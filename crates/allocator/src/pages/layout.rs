@@ -5,6 +5,7 @@
 
 use crate::arena::{ArenaState, Backing, Block, BlockId, BlockState, Memory, NONE, Segment};
 use crate::counters::ArenaCounters;
+use crate::history::Action;
 use crate::pages::PageRules;
 use crate::pages::table::{PageTable, Piece};
 use crate::units::{Units, to_bytes, to_units};
@@ -109,13 +110,15 @@ impl ArenaState {
     /// Enters pieces one after the other from an offset of a segment on. Returns by how much the number of mapped runs changed.
     pub(crate) fn enter(&mut self, segment: u32, mut offset: Units, pieces: impl IntoIterator<Item = Piece>) -> i64 {
         let Some(table) = self.segments.get_mut(segment).and_then(|s| s.pages.as_deref_mut()) else { return 0 };
-        let before = table.runs();
+        let (before, first) = (table.runs(), offset);
         for piece in pieces {
             let units = piece.units;
             table.insert(offset, piece);
             offset += units;
         }
-        table.runs() - before
+        let change = table.runs() - before;
+        self.note_pages(segment, first, offset - first, Action::SegmentMap);
+        change
     }
 
     /// Takes the pieces of a held block out. Returns them with their offsets, and the change in runs.
@@ -124,8 +127,12 @@ impl ArenaState {
         let Some(table) = self.pages_of(id) else { return (Vec::new(), 0) };
         let before = table.runs();
         let offsets: Vec<Units> = table.within(start, end).map(|(at, _)| at).collect();
-        let pieces = offsets.into_iter().filter_map(|at| Some((at, table.remove(at)?))).collect();
-        (pieces, table.runs() - before)
+        let pieces: Vec<(Units, Piece)> = offsets.into_iter().filter_map(|at| Some((at, table.remove(at)?))).collect();
+        let change = table.runs() - before;
+        if !pieces.is_empty() {
+            self.note_pages(self.blocks[id].segment, start, end - start, Action::SegmentUnmap);
+        }
+        (pieces, change)
     }
 
     /// The whole pieces of a free block: offset and piece.

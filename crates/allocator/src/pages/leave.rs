@@ -6,6 +6,7 @@ use gpupool_device::{Address, Device, DriverResult};
 
 use super::table::Handle;
 use crate::arena::{Arena, BlockId};
+use crate::ids::Part;
 use crate::inner::Inner;
 use crate::stream::StreamCore;
 
@@ -17,6 +18,9 @@ pub(crate) struct Leaving {
     pub(crate) address: Address,
     pub(crate) bytes: u64,
     pub(crate) handles: Vec<Arc<Handle>>,
+    /// Those of them that have no other place: released once they are unmapped, and counted as reserved of this part until then.
+    pub(crate) homeless: Vec<Arc<Handle>>,
+    pub(crate) part: Part,
     /// Nothing uses the range once this stream has passed this stamp.
     pub(crate) core: Arc<StreamCore>,
     pub(crate) since: u64,
@@ -49,7 +53,9 @@ impl<D: Device> Arena<D> {
                     entry.handles.iter().for_each(|h| h.unmapped());
                     let mut state = self.lock();
                     state.empty(entry.block);
+                    drop(state);
                     self.shared.totals.lock().pages.aliased_bytes -= entry.bytes as i64;
+                    self.shared.release_homeless(&entry);
                 }
                 Err(e) => {
                     tracing::warn!(address = %entry.address, bytes = entry.bytes, error = %e, "an old mapping was not taken away; it is tried again");
