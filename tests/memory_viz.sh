@@ -1,28 +1,19 @@
 #!/usr/bin/env bash
-# Runs PyTorch's own _memory_viz.py on our snapshots and compares with torch's of the same state. Needs torch; no GPU.
+# PyTorch's own _memory_viz.py on our snapshots, and beside torch's of the same state. Needs torch; where there is a GPU, states of torch's
+# allocator are made there first, and `inspect` is compared with its counters.
 #   tests/memory_viz.sh [path to gpupool]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-gpupool=${1:-target/release/gpupool}
+gpupool=$(realpath "${1:-target/release/gpupool}"); repo=$PWD
 python3 -c 'import torch' 2>/dev/null || { echo "skipped: no torch"; exit 0; }
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-# Ours of the same state: torch's, read and written again; and one of our own allocator.
-cargo test -q -p gpupool-snapshot --test pickles -- --ignored write_ours_again >/dev/null
-"$gpupool" replay --snapshot "$work/own.pickle" --json >/dev/null
-python3 - "$work" <<'PY'
-import pickle, subprocess, sys, pathlib
-from torch.cuda import _memory_viz as viz
-work = pathlib.Path(sys.argv[1])
-for name in ("train", "graphs_shared", "oom"):
-    theirs = pathlib.Path(f"crates/snapshot/data/{name}.pickle")
-    ours = pathlib.Path(f"target/ours-{name}.pickle")
-    a, b = pickle.load(open(theirs, "rb")), pickle.load(open(ours, "rb"))
-    for f in (viz.segments, viz.memory, viz.segsum):
-        assert f(a) == f(b), f"{name}: {f.__name__} differs"
-    print(f"{name}: segments, memory and segsum give the same text")
-for path in [*pathlib.Path("target").glob("ours-*.pickle"), work / "own.pickle"]:
-    for command in ("trace", "trace_plot", "segment_plot"):
-        out = [] if command == "trace" else ["-o", str(work / "out.html")]
-        subprocess.run([sys.executable, "-m", "torch.cuda._memory_viz", command, str(path), *out], check=True, stdout=subprocess.DEVNULL)
-    print(f"{path.name}: trace, trace_plot and segment_plot run")
-PY
+mkdir "$work/states"; cp tests/torch/states.py "$work/train.py"; cd "$work"
+make() { PYTORCH_CUDA_ALLOC_CONF=$2 timeout 120 python3 train.py "$1" states || echo "not made: $1"; }
+if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'; then
+    make train_expandable expandable_segments:True
+    make graphs_expandable expandable_segments:True
+    make train_rounded roundup_power2_divisions:4
+    make train_split max_split_size_mb:64,garbage_collection_threshold:0.6
+    for case in graphs_apart graphs_gone pools streams fragmented_oom cpp_frames no_frames short_ring no_history; do make $case ""; done
+fi
+python3 "$repo/tests/torch/viewers.py" "$gpupool" "$work/states" "$repo"

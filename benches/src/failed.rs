@@ -22,6 +22,9 @@ pub enum Failed {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DriverError),
+    /// There is no such GPU.
+    #[error(transparent)]
+    Gpu(#[from] gpupool_cuda_device::Unavailable),
     /// A recording could not be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
@@ -46,8 +49,8 @@ pub enum Failed {
         #[source]
         error: std::io::Error,
     },
-    /// The process that a peer runs in said something that is not an answer.
-    #[error("the worker process answered {answer:?}")]
+    /// The process that a peer runs in says why it has no figure, or something that is no answer.
+    #[error("a peer's process answered {answer:?}")]
     Worker {
         /// What it said.
         answer: String,

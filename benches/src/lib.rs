@@ -7,8 +7,10 @@
 //! Host time only: no memory is touched, and the device is simulated, with calls that cost no virtual time.
 #![forbid(unsafe_code)]
 
+mod compare;
 mod draw;
 mod failed;
+pub mod foreign;
 pub mod instructions;
 mod peer;
 pub mod peers;
@@ -18,6 +20,7 @@ mod script;
 mod threads;
 mod workload;
 
+pub use compare::{Asked, Comparison, Comparisons, Figure, Row, compare};
 pub use draw::Draw;
 pub use failed::{Failed, or_exit};
 pub use peer::{CAPACITY, Needs, Peer};

@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use gpupool_allocator::Policy;
-use gpupool_benches::peers::{Gpupool, Heap, Naive, Nothing};
+use gpupool_benches::peers::{Gpupool, Heap, Naive, Nothing, OnDevice, device};
 use gpupool_benches::{Draw, Needs, Peer, Prepared, Running, Workload, traces_folder};
 use gpupool_replay::trace::Trace;
 
@@ -40,6 +41,31 @@ fn blocks_do_not_overlap(mut peer: impl Peer) {
 fn gpupool() {
     blocks_do_not_overlap(Gpupool::new(Policy::Segments, NEEDS).unwrap());
     blocks_do_not_overlap(Gpupool::new(Policy::Torch215, NEEDS).unwrap());
+}
+
+/// One sample after the other is taken on one GPU, beside other processes: none may keep memory.
+#[test]
+fn a_peer_that_is_gone_holds_nothing_of_its_device() {
+    for workload in [Workload::WorkingSet { live: 64 }].into_iter().chain(Workload::recorded(&traces_folder()).unwrap())
+    {
+        let prepared = Prepared::new(&workload, &traces_folder()).unwrap();
+        for policy in [Policy::Segments, Policy::Torch215] {
+            let device = Arc::new(device());
+            let peer = OnDevice::new(Arc::clone(&device), policy, prepared.needs()).unwrap();
+            let beside = peer.beside(prepared.needs()).unwrap();
+            let mut running = Running::start(&prepared, peer).unwrap();
+            running.run(1).unwrap();
+            drop((running, beside));
+            assert_eq!(device.memory_in_use(), 0, "{workload} under {policy}");
+        }
+    }
+}
+
+#[test]
+fn gpupool_on_a_device() {
+    for policy in [Policy::Segments, Policy::Torch215] {
+        blocks_do_not_overlap(OnDevice::new(Arc::new(device()), policy, NEEDS).unwrap());
+    }
 }
 
 #[test]
@@ -79,6 +105,9 @@ fn all_get_through_every_workload() {
         gets_through(&workload, Nothing::new);
         gets_through(&workload, |needs| Gpupool::new(Policy::Segments, needs).unwrap());
         gets_through(&workload, |needs| Gpupool::new(Policy::Torch215, needs).unwrap());
+        for policy in [Policy::Segments, Policy::Torch215] {
+            gets_through(&workload, |needs| OnDevice::new(Arc::new(device()), policy, needs).unwrap());
+        }
         gets_through(&workload, |_| Naive::new());
         gets_through(&workload, |_| Heap);
         #[cfg(feature = "offset-allocator")]

@@ -46,8 +46,9 @@ fn what_pins_a_carved_up_segment_is_named() {
         let pinned = report.pinned.as_ref().unwrap();
         assert_eq!((pinned.size, pinned.pinned_bytes), (11_600 * MIB, 20 * 18 * MIB));
         assert!(!pinned.blocks.is_empty());
-        for (address, bytes) in &pinned.blocks {
-            assert!(kept.iter().any(|b| b.address() == *address && b.size() == *bytes), "{address} is not live");
+        for block in &pinned.blocks {
+            let live = kept.iter().any(|b| (b.address(), b.size()) == (block.address, block.size));
+            assert!(live, "{block} is not live");
         }
         let text = report.to_string();
         for part in ["largest free run:", "free between live blocks", "pinned:"] {

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use gpupool_allocator::history::{Action, Event, Frame, HistoryOptions, Stack, label};
+use gpupool_allocator::history::{Action, Event, Frame, HistoryOptions, Stack, backtraces, label};
 use gpupool_allocator::state::BlockStatus;
 use gpupool_allocator::{AllocError, Allocator, Config, Policy, Preset, State};
 use gpupool_device::{Address, StreamKind, Workbench};
@@ -215,22 +216,68 @@ fn states_taken_under_load_agree_with_their_history() {
     agrees(&allocator.state());
 }
 
-/// What a state of 100,000 blocks keeps an allocation waiting for at the most: it locks an arena for one segment at a time.
+/// The longest that an allocation waits while states of 100,000 blocks are taken, beside the longest that the same loop waits while the
+/// other thread does something else: what the machine itself does to it. An arena is locked while one segment of it is copied.
 #[test]
 #[ignore = "prints a time"]
 fn how_long_a_state_stops_an_allocation() {
     let (device, allocator) = allocator(Policy::Segments);
     let stream = allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap());
     let blocks: Vec<_> = (0..100_000).map(|_| allocator.alloc(512, &stream).unwrap()).collect();
-    let mut times: Vec<std::time::Duration> = (0..51)
-        .map(|_| {
-            let start = std::time::Instant::now();
-            std::hint::black_box(allocator.state());
-            start.elapsed()
-        })
-        .collect();
-    times.sort_unstable();
-    let segments = allocator.state().segments.len() as u32;
-    println!("{:?} for all, {:?} for each of {segments} segments", times[25], times[25] / segments);
+    let longest = |meanwhile: &(dyn Fn() + Sync)| {
+        let over = AtomicBool::new(false);
+        let mut waits: Vec<Duration> = std::thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                (0..100).for_each(|_| meanwhile());
+                over.store(true, Ordering::Release);
+            });
+            let mut waits = Vec::new();
+            while !over.load(Ordering::Acquire) {
+                let start = Instant::now();
+                drop(allocator.alloc(512, &stream).unwrap());
+                waits.push(start.elapsed());
+            }
+            worker.join().unwrap();
+            waits
+        });
+        waits.sort_unstable();
+        let at = |share: f64| waits[((waits.len() - 1) as f64 * share) as usize];
+        (at(0.5), at(0.999), at(0.9999), at(1.0), waits.len())
+    };
+    let private = || {
+        std::hint::black_box((0..400_000_u64).map(|n| n * n).fold(0, u64::wrapping_add));
+    };
+    let states = || drop(std::hint::black_box(allocator.state()));
+    println!("{} segments; median, p99.9, p99.99, longest, pairs", allocator.state().segments.len());
+    for _ in 0..3 {
+        println!("beside other work: {:?}", longest(&private));
+        println!("beside states:     {:?}", longest(&states));
+    }
     drop(blocks);
+}
+
+#[inline(never)]
+fn a_function_of_the_program(allocator: &Allocator<SimDevice>, stream: &gpupool_allocator::Stream<SimDevice>) {
+    drop(allocator.alloc(MIB, stream).unwrap());
+}
+
+#[inline(never)]
+fn its_caller(allocator: &Allocator<SimDevice>, stream: &gpupool_allocator::Stream<SimDevice>) {
+    (0..3).for_each(|_| a_function_of_the_program(allocator, stream));
+}
+
+#[test]
+fn backtraces_of_rust_name_the_caller_and_are_shared() {
+    let (device, allocator) = allocator(Policy::Segments);
+    let stream = allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap());
+    allocator.record_history(Some(HistoryOptions::new(100).with_stacks(backtraces())));
+    its_caller(&allocator, &stream);
+    let state = allocator.state();
+    let stacks: Vec<Stack> =
+        state.history.unwrap().events().filter(|e| e.action == Action::Alloc).filter_map(|e| e.stack.clone()).collect();
+    let [first, second, third] = &stacks[..] else { panic!("{stacks:?}") };
+    assert!(first[0].name.contains("a_function_of_the_program"), "{first:?}");
+    assert!(first.iter().any(|f| f.name.contains("its_caller")), "{first:?}");
+    assert!(first.iter().all(|f| !f.name.contains("gpupool_allocator::")), "{first:?}");
+    assert!(Arc::ptr_eq(first, second) && Arc::ptr_eq(second, third), "equal stacks are one");
 }

@@ -3,7 +3,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use gpupool_allocator::{Advice, AllocError, Allocator, Config, Filter, OutOfMemory, Policy, PoolId, Stream};
+use gpupool_allocator::history::{HistoryOptions, label};
+use gpupool_allocator::{
+    Advice, AllocError, Allocator, Config, Filter, OutOfMemory, Policy, PoolBytes, PoolId, Stream,
+};
 use gpupool_device::{Call, Device, StreamHandle, code};
 use gpupool_tests::fake::FakeDriver;
 use gpupool_tests::lab::{BACKINGS, Backing, Block, Lab, MIB, segments};
@@ -23,6 +26,14 @@ fn adds_up(lab: &Lab, report: &OutOfMemory) {
     assert_eq!(report.free_in_private_pools, private);
     assert!(report.free.iter().all(|f| f.largest_run <= f.bytes && f.bytes > 0));
     assert!(report.free.windows(2).all(|w| w[0].bytes >= w[1].bytes), "largest first");
+    let of_pools = |of: fn(&PoolBytes) -> u64| report.pools.iter().map(of).sum::<u64>();
+    assert_eq!((of_pools(|p| p.reserved), of_pools(|p| p.live)), (report.reserved, report.live));
+    assert_eq!(of_pools(|p| p.pending), report.pending);
+    for pinned in report.mostly_free.iter().chain(&report.pinned) {
+        assert!(pinned.blocks.len() as u64 <= pinned.count && pinned.count > 0, "{pinned:?}");
+        assert!(pinned.blocks.iter().map(|b| b.size).sum::<u64>() <= pinned.pinned_bytes, "{pinned:?}");
+    }
+    assert!(report.mostly_free.iter().all(|p| p.pinned_bytes <= p.size / 2));
     assert!(report.rounded >= report.requested && report.segment_size >= report.rounded);
     assert_eq!(report.limit, lab.allocator.memory_limit());
     let text = report.to_string();
@@ -41,6 +52,7 @@ fn kinds(report: &OutOfMemory) -> Vec<&'static str> {
         Advice::ReleasePools { .. } => "release pools",
         Advice::Fragmented { .. } => "fragmented",
         Advice::OtherUsers { .. } => "other users",
+        Advice::DropOutliving { .. } => "drop outliving",
         Advice::LargerThanDevice => "larger than device",
         other => panic!("{other:?}: say here when it applies"),
     };
@@ -60,6 +72,37 @@ fn a_device_full_of_live_blocks_gets_no_advice() {
         assert_eq!(report.pinned.as_ref().unwrap().pinned_bytes, 100 * MIB);
         assert_eq!(report.driver, lab.device.mem_info().unwrap());
         drop(all);
+        lab.done();
+    }
+}
+
+#[test]
+fn the_report_says_whose_memory_it_is_and_who_keeps_what_is_free() {
+    for backing in BACKINGS {
+        let lab = Lab::new(backing, 1_000);
+        let old = lab.alloc(1, 100);
+        lab.allocator.record_history(Some(HistoryOptions::new(1_000)));
+        let weights = {
+            let _label = label("weights");
+            [lab.alloc(1, 300), lab.alloc(1, 200)]
+        };
+        let (whole, pin) = {
+            let _label = label("batch");
+            let whole = lab.alloc(2, 300);
+            (whole, lab.alloc(2, 20))
+        };
+        lab.free(whole);
+        let _label = label("activations");
+        let pin2 = lab.alloc(2, 40);
+        let report = lab.oom(1, 500);
+        adds_up(&lab, &report);
+        let owners: Vec<_> = report.owners.iter().map(|o| (o.owner.as_str(), o.bytes / MIB, o.blocks)).collect();
+        assert_eq!(owners, [("weights", 500, 2), ("unknown", 100, 1), ("activations", 40, 1), ("batch", 20, 1)]);
+        let kept = report.mostly_free.iter().find(|p| p.blocks.iter().any(|b| b.size == 40 * MIB));
+        assert_eq!(kept.unwrap().blocks[0].owner.as_deref(), Some("activations"));
+        let text = report.to_string();
+        assert!(text.contains("500.00 MiB in 2 blocks of weights"), "{text}");
+        drop((old, weights, pin, pin2));
         lab.done();
     }
 }

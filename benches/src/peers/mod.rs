@@ -6,6 +6,7 @@ mod naive;
 mod nothing;
 #[cfg(feature = "offset-allocator")]
 mod offset;
+mod on_device;
 
 pub use gpupool::{Gpupool, device};
 pub use heap::Heap;
@@ -13,3 +14,4 @@ pub use naive::{Naive, SharedNaive};
 pub use nothing::Nothing;
 #[cfg(feature = "offset-allocator")]
 pub use offset::Offset;
+pub use on_device::OnDevice;

@@ -6,19 +6,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gpupool_device::Device;
+use gpupool_device::{Address, Device};
 
 use crate::arena::{Arena, ArenaState, Backing, BlockState as Phase, NONE, Segment, Use};
-use crate::forward::bring_forward;
+use crate::forward::{bring_forward, free_block};
+use crate::ids::StreamId;
 use crate::inner::Inner;
 use crate::pool::Pool;
-use crate::state::{BackingKind, BlockState, BlockStatus, PoolState, SegmentState, State, StreamState};
+use crate::state::{BackingKind, BlockState, BlockStatus, GraphState, PoolState, SegmentState, State, StreamState};
 use crate::stats::PoolStats;
 use crate::units::{Units, to_bytes};
 
+/// Blocks of the fullest segment of small ones.
+const ROOM: usize = 4_096;
+
+/// Empty, with room for so many blocks in memory that was written to before: the first write to a page of new memory takes a while.
+fn used(blocks: usize) -> Vec<BlockState> {
+    let mut room = vec![free_block(Address::NULL, 0, StreamId(0), 0); blocks];
+    room.clear();
+    room
+}
+
 impl ArenaState {
-    /// A segment; one that is mapped in parts is shown as its parts.
-    fn segment_states(&self, id: u32) -> Vec<SegmentState> {
+    /// A segment; one that is mapped in parts is shown as its parts. The blocks of one that is not are put into `room`: memory that is
+    /// there already keeps nobody waiting.
+    fn segment_states(&self, id: u32, room: Vec<BlockState>) -> Vec<SegmentState> {
         let Some(s) = self.segments.get(id) else { return Vec::new() };
         if s.pages.is_some() {
             return self.run_states(s);
@@ -40,7 +52,7 @@ impl ArenaState {
                 Backing::Ordered { .. } => BackingKind::DriverPool,
             },
             handles: Vec::new(),
-            blocks: self.block_states(s.first, s.memory.base, None),
+            blocks: self.block_states(s.first, s.memory.base, None, room),
         }]
     }
 
@@ -56,7 +68,7 @@ impl ArenaState {
             part: s.part,
             backing: BackingKind::Pages,
             handles: table.within(start, end).map(|(_, p)| p.handle.bytes).collect(),
-            blocks: self.block_states(s.first, s.memory.base, Some((start, end))),
+            blocks: self.block_states(s.first, s.memory.base, Some((start, end)), Vec::new()),
         };
         let away = s.away.iter().map(|a| SegmentState {
             backing: BackingKind::Away,
@@ -72,8 +84,8 @@ impl ArenaState {
         first: u32,
         base: gpupool_device::Address,
         range: Option<(Units, Units)>,
+        mut out: Vec<BlockState>,
     ) -> Vec<BlockState> {
-        let mut out = Vec::new();
         let mut at = first;
         while at != NONE {
             let b = &self.blocks[at];
@@ -97,6 +109,7 @@ impl ArenaState {
                 stream: self.lanes[b.lane as usize].core.id,
                 used_by: used_by.unwrap_or_default(),
                 generation: b.generation,
+                graph: None,
             });
             at = b.next;
         }
@@ -118,6 +131,7 @@ impl<D: Device> Inner<D> {
         let mut pieces = BTreeMap::new();
         // Ranges that are mapped in parts, each part with a number of its own.
         let mut seen = BTreeSet::new();
+        let mut room = used(ROOM);
         // A segment may move to an arena that was looked at before: the second round finds it.
         for _ in 0..2 {
             for arena in self.arenas() {
@@ -126,10 +140,18 @@ impl<D: Device> Inner<D> {
                     if pieces.contains_key(&ordinal) || seen.contains(&ordinal) {
                         continue;
                     }
-                    let (at, copied) = {
+                    let (at, mut copied) = {
                         let state = arena.lock();
-                        (self.shared.history.sequence(), state.segment_states(id))
+                        (self.shared.history.sequence(), state.segment_states(id, std::mem::take(&mut room)))
                     };
+                    if let [one] = &mut copied[..] {
+                        room = std::mem::take(&mut one.blocks);
+                        one.blocks = room.clone();
+                        room.clear();
+                    }
+                    if room.capacity() < ROOM {
+                        room = used(ROOM);
+                    }
                     if !copied.is_empty() {
                         seen.insert(ordinal);
                     }
@@ -152,6 +174,9 @@ impl<D: Device> Inner<D> {
             None => pieces.into_values().map(|(_, segment)| segment).collect(),
         };
         segments.sort_by_key(|s| s.address);
+        let graphs = self.hooks.graphs(self.id);
+        let captures = self.shared.registry.states();
+        attribute(&mut segments, &graphs);
         let pools = {
             let table = self.pools.lock();
             let entries = table.pools.values();
@@ -190,9 +215,31 @@ impl<D: Device> Inner<D> {
             segments,
             pools,
             streams: streams.collect(),
+            graphs,
+            captures,
             stats: self.stats(),
             history,
         }
+    }
+}
+
+/// Says of the results of graphs whose they are.
+fn attribute(segments: &mut [SegmentState], graphs: &[GraphState]) {
+    let of = |graph: &GraphState| {
+        graph.outputs.iter().map(|b| (b.range.address, (b.generation, graph.id))).collect::<Vec<_>>()
+    };
+    let outputs: BTreeMap<Address, Vec<(u32, u64)>> =
+        graphs.iter().flat_map(of).fold(BTreeMap::new(), |mut by, (at, of)| {
+            by.entry(at).or_insert_with(Vec::new).push(of);
+            by
+        });
+    if outputs.is_empty() {
+        return;
+    }
+    for block in segments.iter_mut().flat_map(|s| &mut s.blocks).filter(|b| b.status != BlockStatus::Inactive) {
+        let of =
+            outputs.get(&block.address).into_iter().flatten().find(|(generation, _)| *generation == block.generation);
+        block.graph = of.map(|(_, graph)| *graph);
     }
 }
 

@@ -18,7 +18,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use gpupool_device::{Address, StreamHandle};
 
 use crate::arena::{ArenaState, Backing, BlockId, Handed};
+pub use crate::backtrace::backtraces;
 use crate::ids::{Part, PoolId};
+pub use crate::owners::is_library;
 use crate::sync::{Mutex, Rank};
 use crate::units::{Units, to_bytes};
 

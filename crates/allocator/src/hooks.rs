@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::idle::PoolKeeper;
 use crate::oom::OutOfMemory;
+use crate::state::GraphState;
 use crate::sync::{Mutex, Rank, assert_unlocked};
 
 /// Called when a request ends in out of memory, before the error is returned.
@@ -18,6 +19,9 @@ pub type Reclaimer = dyn Fn(u64) -> bool + Send + Sync;
 /// Called before memory is given back or waited for, to give up what is no longer needed; told whether it may wait, it returns whether
 /// it gave anything up. Unlike a reclaimer it has nothing to lose by being called often.
 pub type Janitor = dyn Fn(bool) -> bool + Send + Sync;
+/// Tells the graphs that hold memory of the allocator with a number ([`PoolHold::allocator`](crate::PoolHold::allocator)). Called whenever
+/// a state is taken.
+pub type GraphSource = dyn Fn(u64) -> Vec<GraphState> + Send + Sync;
 /// Called when growth was rejected outright: bytes of the segment, bytes held, bytes of the device.
 pub type RejectionObserver = dyn Fn(u64, u64, u64) + Send + Sync;
 
@@ -34,6 +38,7 @@ struct Lists {
     reclaimers: Vec<(HookId, i32, Arc<Reclaimer>)>,
     janitors: Vec<(HookId, Arc<Janitor>)>,
     keeper: Option<Arc<dyn PoolKeeper>>,
+    graphs: Vec<(HookId, Arc<GraphSource>)>,
 }
 
 impl Lists {
@@ -111,6 +116,23 @@ impl Hooks {
     pub(crate) fn keeper(&self) -> Option<Arc<dyn PoolKeeper>> {
         assert_unlocked();
         self.lists.lock().keeper.clone()
+    }
+
+    pub(crate) fn add_graph_source(&self, source: Arc<GraphSource>) -> HookId {
+        let mut lists = self.lists.lock();
+        let id = lists.id();
+        lists.graphs.push((id, source));
+        id
+    }
+
+    /// The graphs of an allocator, by number, each once.
+    pub(crate) fn graphs(&self, allocator: u64) -> Vec<GraphState> {
+        let sources: Vec<_> = self.lists.lock().graphs.iter().map(|(_, source)| Arc::clone(source)).collect();
+        assert_unlocked();
+        let mut graphs: Vec<GraphState> = sources.iter().flat_map(|source| source(allocator)).collect();
+        graphs.sort_by_key(|graph| graph.id);
+        graphs.dedup_by_key(|graph| graph.id);
+        graphs
     }
 
     /// Calls every janitor; whether any gave something up.

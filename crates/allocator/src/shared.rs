@@ -181,6 +181,7 @@ impl<D: Device> Shared<D> {
         } else {
             (self.driver.mem_alloc(bytes)?, Backing::Plain)
         };
+        tracing::debug!(address = %base, bytes, ?stream, "a segment was taken");
         let ordinal = self.next_ordinal.fetch_add(1, Ordering::Relaxed);
         let registration = NEXT_REGISTRATION.fetch_add(1, Ordering::Relaxed);
         Ok(Memory { base, bytes, backing, ordinal, registration })
@@ -242,6 +243,7 @@ impl<D: Device> Shared<D> {
             }
         }
         self.totals.released(memory.bytes, part, pool);
+        tracing::debug!(address = %memory.base, bytes = memory.bytes, %pool, "a segment was given back");
         Ok(())
     }
 

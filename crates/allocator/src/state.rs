@@ -1,7 +1,8 @@
 //! An allocator's state as plain data: what snapshots are made of, and what the out-of-memory report analyses.
 
-use gpupool_device::{Address, StreamHandle};
+use gpupool_device::{Address, CaptureId, StreamHandle};
 
+use crate::captures::{HeldBlock, Range};
 use crate::config::Policy;
 use crate::counters::StatArray;
 use crate::history::HistoryState;
@@ -28,6 +29,10 @@ pub struct State {
     pub pools: Vec<PoolState>,
     /// All streams that may have work, by id: those not retired, and retired ones whose last work is not known to be done.
     pub streams: Vec<StreamState>,
+    /// All graphs that hold memory of this allocator, by id.
+    pub graphs: Vec<GraphState>,
+    /// The captures of the process that are under way, in the order of their beginnings.
+    pub captures: Vec<CaptureState>,
     /// The counters.
     pub stats: Stats,
     /// What happened, if the history is on. Its last event is the newest of which `segments` know.
@@ -61,6 +66,12 @@ pub struct SegmentState {
 }
 
 impl SegmentState {
+    /// Whether an address lies in it.
+    #[must_use]
+    pub fn contains(&self, address: Address) -> bool {
+        address >= self.address && address.offset_from(self.address) < self.size
+    }
+
     /// Bytes in blocks of some statuses.
     fn bytes_in(&self, pick: impl Fn(BlockStatus) -> bool) -> u64 {
         self.blocks.iter().filter(|b| pick(b.status)).map(|b| b.size).sum()
@@ -135,6 +146,8 @@ pub struct BlockState {
     pub used_by: Vec<StreamId>,
     /// Counts how often this record was handed out: an address with another generation is another block.
     pub generation: u32,
+    /// The graph whose capture handed it out, if it was live at the capture's end and still is.
+    pub graph: Option<u64>,
 }
 
 /// PyTorch's names for what a block is.
@@ -172,6 +185,74 @@ pub struct PoolState {
     pub host_bytes: u64,
     /// Bytes of it that are out on loan.
     pub lent_bytes: u64,
+}
+
+/// A captured graph, as far as it concerns one allocator.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct GraphState {
+    /// Its number, unique in the process.
+    pub id: u64,
+    /// The pools that it holds.
+    pub pools: Vec<PoolId>,
+    /// What a run of it may write: in order, with no overlap.
+    pub written: Vec<Range>,
+    /// Blocks that its capture handed out and that were live at its end.
+    pub outputs: Vec<HeldBlock>,
+}
+
+impl GraphState {
+    /// A graph that writes nothing yet.
+    #[must_use]
+    pub fn new(id: u64) -> Self {
+        Self { id, ..Self::default() }
+    }
+}
+
+/// What a graph's memory comes to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct GraphBytes {
+    /// Its number.
+    pub id: u64,
+    /// The pools that it holds.
+    pub pools: Vec<PoolId>,
+    /// Bytes that a run of it may write.
+    pub written: u64,
+    /// Of those, bytes that no other graph may write: what its end would free at most.
+    pub exclusive: u64,
+}
+
+impl State {
+    /// What each graph's memory comes to, most bytes first. O(graphs^2 * ranges).
+    #[must_use]
+    pub fn graph_bytes(&self) -> Vec<GraphBytes> {
+        let sum = |ranges: &[Range]| ranges.iter().map(|range| range.bytes).sum::<u64>();
+        let of = |graph: &GraphState| {
+            let others = self.graphs.iter().filter(|other| other.id != graph.id);
+            let shared = others.flat_map(|other| Range::common(&graph.written, &other.written)).collect();
+            let written = sum(&graph.written);
+            let exclusive = written - sum(&Range::merged(shared));
+            GraphBytes { id: graph.id, pools: graph.pools.clone(), written, exclusive }
+        };
+        let mut list: Vec<GraphBytes> = self.graphs.iter().map(of).collect();
+        list.sort_by_key(|graph| std::cmp::Reverse(graph.written));
+        list
+    }
+}
+
+/// A capture under way.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct CaptureState {
+    /// The driver's number of it; `None` before it has begun.
+    pub id: Option<CaptureId>,
+    /// The ordinal of the device and the stream that it begins on; `None` for one that somebody else began.
+    pub stream: Option<(u32, StreamHandle)>,
+    /// The pool that its requests are served from.
+    pub pool: PoolId,
+    /// The pools that it has touched, of every device.
+    pub pools: Vec<PoolId>,
 }
 
 /// A stream's registration.

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
 use gpupool_allocator::{Policy, Preset};
+use gpupool_benches::{Asked, traces_folder};
 use gpupool_replay::replay::DEFAULT_CAPACITY;
 
 use crate::units::parse_bytes;
@@ -141,9 +142,21 @@ pub(crate) struct Stress {
     /// The simulated device's memory, in bytes or with a unit: little of it makes requests fail and wait
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value_t = DEFAULT_CAPACITY)]
     pub(crate) capacity: u64,
-    /// The table of peers that are present (not in this version)
-    #[arg(long)]
+    /// Measure no stress but speed: a table of every allocator that is present, on pairs, working sets, recordings and threads
+    #[arg(long, conflicts_with_all = ["operations", "seconds"])]
     pub(crate) compare: bool,
+    /// For --compare on a GPU, the program that benches/peers/build makes: PyTorch's allocator, cudaMallocAsync, RMM
+    #[arg(long, value_name = "FILE", requires = "compare")]
+    pub(crate) peers: Option<PathBuf>,
+    /// For --compare, the folder of recordings
+    #[arg(long, value_name = "FOLDER", requires = "compare", default_value_os_t = traces_folder())]
+    pub(crate) traces: PathBuf,
+    /// For --compare, only these workloads (hot-BYTES, set-LIVE, index-FREE, trace-NAME), with xTHREADS behind one by several threads
+    #[arg(long, value_name = "NAME", requires = "compare", value_delimiter = ',')]
+    pub(crate) workloads: Vec<Asked>,
+    /// For --compare, samples of each allocator
+    #[arg(long, value_name = "N", requires = "compare", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) samples: u32,
     /// Open a socket for `gpupool top` while it runs, which only its owner can read
     #[cfg(unix)]
     #[arg(long, value_name = "FILE")]
@@ -164,6 +177,9 @@ pub(crate) struct Inspect {
     /// Write a page that shows it: one file, for any browser
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
+    /// Write it again to FILE: as PyTorch's pickle if FILE ends in .pickle, else as JSON
+    #[arg(long = "snapshot", value_name = "FILE", id = "rewritten")]
+    pub(crate) rewritten: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -34,9 +34,9 @@ pub(crate) enum Failure {
     /// Stress cannot be made.
     #[error(transparent)]
     Stress(#[from] StressError),
-    /// The arguments ask for something that this version or build cannot do.
-    #[error("{0}")]
-    Unavailable(&'static str),
+    /// Allocators cannot be compared.
+    #[error(transparent)]
+    Compare(#[from] gpupool_benches::Failed),
     /// The arguments contradict each other.
     #[error("{0}")]
     Usage(&'static str),

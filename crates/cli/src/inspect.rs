@@ -34,13 +34,16 @@ struct Two<'a> {
 }
 
 pub(crate) fn run(arguments: &Inspect) -> Result<Verdict, Failure> {
-    if arguments.html.is_some() && arguments.later.is_some() {
-        return Err(Failure::Usage("--html takes one snapshot"));
+    if (arguments.html.is_some() || arguments.rewritten.is_some()) && arguments.later.is_some() {
+        return Err(Failure::Usage("--html and --snapshot take one snapshot"));
     }
     let first = read(&arguments.snapshot)?;
     let summary = Summary::of(&first);
     if let Some(path) = &arguments.html {
         page(path, &first, &summary, &arguments.snapshot.display().to_string())?;
+    }
+    if let Some(path) = &arguments.rewritten {
+        write_snapshot(path, &first)?;
     }
     let named = |path: &Path| path.display().to_string();
     let Some(path) = &arguments.later else {
@@ -68,6 +71,15 @@ pub(crate) fn run(arguments: &Inspect) -> Result<Verdict, Failure> {
 fn read(path: &Path) -> Result<Snapshot, Failure> {
     let file = File::open(path).map_err(|error| Failure::Read { path: path.to_owned(), error })?;
     Ok(Snapshot::read(&path.display().to_string(), file)?)
+}
+
+/// Writes `snapshot`: as a pickle if the file's name says so, else as JSON.
+pub(crate) fn write_snapshot(path: &Path, snapshot: &Snapshot) -> Result<(), Failure> {
+    let pickle = path.extension().is_some_and(|extension| extension == "pickle" || extension == "pkl");
+    let write = File::create(path)
+        .map(BufWriter::new)
+        .and_then(|file| if pickle { snapshot.write_pickle(file) } else { snapshot.write_json(file) });
+    write.map_err(|error| Failure::Write { path: path.to_owned(), error })
 }
 
 /// Writes a page that shows `snapshot`.
@@ -182,14 +194,25 @@ fn details(summary: &Summary) -> String {
     }
     for graph in summary.graphs.iter().take(MOST_LINES) {
         text.push_str(&format!(
-            "Graph {} may write {}: {} of its own, {} that other graphs may write too.\n",
+            "Graph g{} may write {}: {} of its own, {} that other graphs may write too; {} in {} of its results is live.\n",
             graph.id,
             bytes(graph.written),
             bytes(graph.exclusive),
-            bytes(graph.shared)
+            bytes(graph.shared),
+            bytes(graph.live),
+            count(graph.live_blocks)
         ));
     }
-    if !summary.graphs.is_empty() {
+    if summary.graphs.len() > MOST_LINES {
+        text.push_str(&format!("and {} smaller ones.\n", summary.graphs.len() - MOST_LINES));
+    }
+    for capture in &summary.captures {
+        let stream =
+            capture.stream.map_or_else(|| "a stream of others".to_owned(), |handle| format!("stream {handle:#x}"));
+        let (a, b) = capture.pool;
+        text.push_str(&format!("A capture is under way on {stream} into pool ({a}, {b}).\n"));
+    }
+    if !summary.graphs.is_empty() || !summary.captures.is_empty() {
         text.push('\n');
     }
     if summary.outliving.blocks > 0 {

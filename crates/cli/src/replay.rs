@@ -1,7 +1,7 @@
 //! `gpupool replay`: recorded workloads, and what they take.
 
 use std::fs::File;
-use std::io::{BufWriter, Read};
+use std::io::Read;
 use std::path::Path;
 
 use comfy_table::Table;
@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::Verdict;
 use crate::args::{DeviceChoice, Replay};
 use crate::failure::Failure;
-use crate::inspect::page;
+use crate::inspect::{page, write_snapshot};
 use crate::output::{print, print_json, table};
 use crate::progress::Progress;
 use crate::units::{bytes, change, count, percent};
@@ -170,14 +170,6 @@ fn write_state(arguments: &Replay, trace: &Trace, state: &State) -> Result<(), F
         page(path, &snapshot, &Summary::of(&snapshot), &title)?;
     }
     Ok(())
-}
-
-fn write_snapshot(path: &Path, snapshot: &Snapshot) -> Result<(), Failure> {
-    let pickle = path.extension().is_some_and(|extension| extension == "pickle" || extension == "pkl");
-    let write = File::create(path)
-        .map(BufWriter::new)
-        .and_then(|file| if pickle { snapshot.write_pickle(file) } else { snapshot.write_json(file) });
-    write.map_err(|error| Failure::Write { path: path.to_owned(), error })
 }
 
 fn text(arguments: &Replay, reports: &[Report]) -> String {

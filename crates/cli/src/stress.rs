@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpupool_allocator::Policy;
+use gpupool_benches::{Asked, Comparison};
 use gpupool_cuda_device::CudaDevice;
 use gpupool_replay::generate::Shape;
 use gpupool_replay::real::Real;
@@ -32,7 +33,7 @@ struct Output<'a> {
 
 pub(crate) fn run(arguments: &Stress) -> Result<Verdict, Failure> {
     if arguments.compare {
-        return Err(Failure::Unavailable("--compare is not in this version: it measures no peers yet"));
+        return compare(arguments);
     }
     let limit = limit(arguments)?;
     let reports: Vec<StressReport> = arguments
@@ -48,6 +49,38 @@ pub(crate) fn run(arguments: &Stress) -> Result<Verdict, Failure> {
     }
     let good = reports.iter().all(|report| report.errors == 0);
     Ok(if good { Verdict::Good } else { Verdict::Bad })
+}
+
+/// Prints how fast every allocator is that is present.
+fn compare(arguments: &Stress) -> Result<Verdict, Failure> {
+    let gpu = match arguments.device {
+        DeviceChoice::Sim if arguments.peers.is_some() => {
+            return Err(Failure::Usage("--peers measures allocators of a GPU: add --device cuda"));
+        }
+        DeviceChoice::Sim => None,
+        DeviceChoice::Cuda(ordinal) => Some(ordinal),
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let rows = match arguments.workloads.is_empty() {
+        true => Asked::all(&arguments.traces, cores.clamp(2, 16) as u16)?,
+        false => arguments.workloads.clone(),
+    };
+    let what = Comparison {
+        rows,
+        peers: Vec::new(),
+        repetitions: arguments.samples,
+        traces: arguments.traces.clone(),
+        gpu,
+        program: arguments.peers.clone(),
+    };
+    let progress = Progress::spinner("comparing".to_owned());
+    let found = gpupool_benches::compare(&what, &mut |row| progress.say(format!("comparing: {row}")))?;
+    drop(progress);
+    match arguments.json {
+        true => print_json(&found)?,
+        false => print(&found.tables())?,
+    }
+    Ok(Verdict::Good)
 }
 
 fn limit(arguments: &Stress) -> Result<Limit, Failure> {

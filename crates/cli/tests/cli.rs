@@ -165,7 +165,7 @@ fn a_snapshot_of_the_peak_can_be_inspected() {
     let output = gpupool(&["inspect", &other, &file, "--json"]);
     assert!(json(&output)["growth"]["total"]["reserved"].as_i64().unwrap() > 0);
     assert!(stdout(&gpupool(&["inspect", &other, &file])).contains("Where, most grown first"));
-    refused(&["inspect", &file, &other, "--html", "x"], "--html takes one snapshot");
+    refused(&["inspect", &file, &other, "--html", "x"], "--html and --snapshot take one snapshot");
     // Its history says what was asked for up to the peak: replayed, it takes the same.
     let again = gpupool(&["replay", &file, "--json"]);
     let again = &json(&again)["traces"][0];
@@ -206,6 +206,33 @@ fn what_a_job_would_have_needed_is_one_command() {
     assert!(notes.contains("private pools") && notes.contains("says nothing about graphs"), "{notes}");
     let text = stdout(&gpupool(&["replay", &recorded("oom.pickle")]));
     assert!(text.contains("the request of 18874368 bytes that failed is made at the end"), "{text}");
+}
+
+#[test]
+fn every_allocator_that_is_present_is_compared() {
+    let output = gpupool(&["stress", "--compare", "--workloads", "hot-512,set-64x2", "--samples", "1", "--json"]);
+    assert_eq!(status(&output), 0);
+    let found = json(&output);
+    let rows = found["rows"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["workload"].as_str().unwrap()).collect::<Vec<_>>(), ["hot-512", "set-64"]);
+    assert_eq!(rows[1]["threads"], 2);
+    for peer in ["segments", "torch-2.15", "tree-and-hash"] {
+        for row in rows {
+            let figure = row["peers"].as_array().unwrap().iter().find(|figure| figure["peer"] == peer).unwrap();
+            assert!(figure["ns"]["median"].is_number() && figure["error"].is_null(), "{figure}");
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_is_written_again_in_either_format() {
+    for ending in ["pickle", "json"] {
+        let file = temporary(&format!("again.{ending}")).display().to_string();
+        assert_eq!(status(&gpupool(&["inspect", &recorded("train.pickle"), "--snapshot", &file, "--json"])), 0);
+        assert_eq!(std::fs::read(&file).unwrap()[0], if ending == "pickle" { 0x80 } else { b'{' });
+        let summary = |file: &str| json(&gpupool(&["inspect", file, "--json"]))["summary"].clone();
+        assert_eq!(summary(&file), summary(&recorded("train.pickle")));
+    }
 }
 
 #[test]
@@ -300,7 +327,8 @@ fn arguments_that_make_no_sense_are_status_2() {
     refused(&["stress", "--seconds", "-1"], "seconds");
     refused(&["stress", "--seconds", "nan"], "seconds");
     refused(&["stress", "--threads", "0"], "threads");
-    refused(&["stress", "--compare"], "not in this version");
+    refused(&["stress", "--compare", "--peers", "x"], "add --device cuda");
+    refused(&["stress", "--samples", "3"], "--compare");
     refused(&["top"], "SOCKET");
     refused(&["conform"], "FILE");
     refused(&["forecast"], "TRACE");

@@ -179,21 +179,21 @@ impl<D: GraphDevice> Capture<D> {
             }
             pool.last_run = writers.add(id, pool.written.clone());
         }
-        Ok(Graph {
-            inner: Arc::new(GraphInner {
-                id,
-                device: Arc::clone(&self.captures.device),
-                handle,
-                pool: self.pool,
-                reaper: Arc::downgrade(&self.captures.reaper),
-                pools,
-                inputs: crate::sync::Mutex::new(Vec::new()),
-                retained: crate::sync::Mutex::new(Vec::new()),
-                report,
-                frees_on_launch,
-            }),
-            tidier: Tidier(Arc::clone(&self.captures.reaper)),
-        })
+        let inner = Arc::new(GraphInner {
+            id,
+            device: Arc::clone(&self.captures.device),
+            handle,
+            pool: self.pool,
+            reaper: Arc::downgrade(&self.captures.reaper),
+            pools,
+            inputs: crate::sync::Mutex::new(Vec::new()),
+            retained: crate::sync::Mutex::new(Vec::new()),
+            report,
+            frees_on_launch,
+        });
+        tracing::debug!(capture = self.id.0, graph = %id, nodes = inner.report.node_count(), "a capture became a graph");
+        self.captures.graphs.add(&inner);
+        Ok(Graph { inner, tidier: Tidier(Arc::clone(&self.captures.reaper)) })
     }
 }
 

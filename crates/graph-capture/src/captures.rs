@@ -10,7 +10,7 @@ use gpupool_device::{Call, CaptureMode, CaptureStatus, DriverError, GraphDevice,
 use crate::adopted::Adopted;
 use crate::capture::{Capture, abandon, not_held_by_others};
 use crate::error::CaptureError;
-use crate::graph::Graph;
+use crate::graph::{Graph, Graphs};
 use crate::guarded::Guarded;
 use crate::reaper::{Reaper, Reapers};
 use crate::runs::RunsTable;
@@ -94,6 +94,7 @@ pub(crate) struct CapturesInner<D: GraphDevice> {
     pub(crate) device: Arc<D>,
     pub(crate) reaper: Arc<Reaper<D>>,
     pub(crate) runs: Arc<RunsTable<D>>,
+    pub(crate) graphs: Arc<Graphs<D>>,
 }
 
 /// The captures of an allocator. Cheap to clone; make one for each allocator. It keeps the allocator.
@@ -127,7 +128,8 @@ pub struct Orphan {
 }
 
 impl<D: GraphDevice> Captures<D> {
-    /// For an allocator. Registers with it, so that what dropped graphs held is given up before memory is given back.
+    /// For an allocator. Registers with it, so that what dropped graphs held is given up before memory is given back, and that states tell
+    /// of graphs.
     #[must_use]
     pub fn new(allocator: &Allocator<D>) -> Self {
         let device = Arc::clone(allocator.device());
@@ -139,7 +141,10 @@ impl<D: GraphDevice> Captures<D> {
         allocator.add_janitor(Arc::new(move |wait| own.tidy(wait) | all.tidy(wait)));
         let runs: Arc<RunsTable<D>> = allocator.capture_registry().shared();
         allocator.set_pool_keeper(Arc::clone(&runs) as Arc<dyn PoolKeeper>);
-        Self { inner: Arc::new(CapturesInner { device, reaper, runs }), allocator: allocator.clone() }
+        let graphs: Arc<Graphs<D>> = allocator.capture_registry().shared();
+        let known = Arc::clone(&graphs);
+        allocator.add_graph_source(Arc::new(move |allocator| known.states(allocator)));
+        Self { inner: Arc::new(CapturesInner { device, reaper, runs, graphs }), allocator: allocator.clone() }
     }
 
     /// The allocator.
@@ -176,6 +181,7 @@ impl<D: GraphDevice> Captures<D> {
             }
         };
         registry.begun(session, id);
+        tracing::debug!(capture = id.0, %pool, stream = ?stream.id(), "a capture began");
         Ok(Capture {
             captures: Arc::clone(&self.inner),
             allocator: self.allocator.clone(),

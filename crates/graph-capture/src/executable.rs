@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpupool_allocator::{HeldBlock, PoolId, Stream, WorkMark};
+use gpupool_allocator::{HeldBlock, PoolId, Range, Stream, WorkMark};
 use gpupool_device::{DriverResult, ExecHandle, GraphDevice};
 use smallvec::SmallVec;
 
 use crate::error::LaunchError;
-use crate::graph::{GraphInner, GraphPool, common};
+use crate::graph::{GraphInner, GraphPool};
 use crate::inputs::{Borrowed, StaleInput};
 use crate::reaper::{Remains, Tidier};
 use crate::runs::{InputCheck, LastRun, OutputCheck, PoolRunsState, Sharing};
@@ -319,7 +319,7 @@ impl<D: GraphDevice> Executable<D> {
 /// Held blocks of a pool that lie where the graph writes and are not its own outputs.
 fn overwritten<D: GraphDevice>(pool: &GraphPool<D>) -> Vec<Overwrite> {
     let foreign = pool.hold.live_blocks().into_iter().filter(|b| !pool.outputs.contains(b));
-    let hit = |b: &HeldBlock| !common(&[b.range], &pool.written).is_empty();
+    let hit = |b: &HeldBlock| !Range::common(&[b.range], &pool.written).is_empty();
     foreign.filter(hit).map(|block| Overwrite { pool: pool.hold.id(), block }).collect()
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use gpupool_allocator::state::GraphState;
 use gpupool_allocator::{Allocation, BlockRef, HeldBlock, PoolHold, PoolId, Range};
 use gpupool_device::{
     CaptureId, DriverResult, GraphDevice, GraphHandle, InstantiateFlags, Node, NodeKind, with_relaxed_capture,
@@ -25,6 +26,14 @@ pub struct GraphId(u64);
 impl GraphId {
     pub(crate) fn fresh() -> Self {
         Self(NEXT_GRAPH.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl GraphId {
+    /// The number itself, as states of an allocator have it.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        self.0
     }
 }
 
@@ -146,6 +155,44 @@ pub(crate) struct GraphInner<D: GraphDevice> {
     pub(crate) frees_on_launch: bool,
 }
 
+impl<D: GraphDevice> GraphInner<D> {
+    /// The graph as far as it concerns the allocator with this number, if it does.
+    fn state(&self, allocator: u64) -> Option<GraphState> {
+        let mut state = GraphState::new(self.id.0);
+        for pool in self.pools.iter().filter(|pool| pool.hold.allocator() == allocator) {
+            state.pools.push(pool.hold.id());
+            state.written.extend(&pool.written);
+            state.outputs.extend(&pool.outputs);
+        }
+        state.written = Range::merged(state.written);
+        (!state.pools.is_empty()).then_some(state)
+    }
+}
+
+/// The graphs of all who share a registry of captures, so that states can tell of them.
+pub(crate) struct Graphs<D: GraphDevice>(Mutex<Vec<Weak<GraphInner<D>>>>);
+
+impl<D: GraphDevice> Default for Graphs<D> {
+    fn default() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+}
+
+impl<D: GraphDevice> Graphs<D> {
+    pub(crate) fn add(&self, graph: &Arc<GraphInner<D>>) {
+        let mut graphs = self.0.lock();
+        graphs.retain(|graph| graph.strong_count() > 0);
+        graphs.push(Arc::downgrade(graph));
+    }
+
+    /// Those that hold memory of the allocator with this number.
+    pub(crate) fn states(&self, allocator: u64) -> Vec<GraphState> {
+        // A graph whose last handle goes meanwhile ends here, with no lock held.
+        let graphs: Vec<_> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
+        graphs.iter().filter_map(|graph| graph.state(allocator)).collect()
+    }
+}
+
 /// The last handle is gone: the graph goes to the reaper with what it holds.
 impl<D: GraphDevice> Drop for GraphInner<D> {
     fn drop(&mut self) {
@@ -222,7 +269,7 @@ impl<D: GraphDevice> Graph<D> {
         for mine in &self.inner.pools {
             for theirs in &other.inner.pools {
                 if mine.hold.id() == theirs.hold.id() && mine.hold.allocator() == theirs.hold.allocator() {
-                    out.extend(common(&mine.written, &theirs.written));
+                    out.extend(Range::common(&mine.written, &theirs.written));
                 }
             }
         }
@@ -258,14 +305,4 @@ impl<D: GraphDevice> Graph<D> {
         let exec = with_relaxed_capture(&*self.inner.device, |d| d.instantiate(self.inner.handle, flags))?;
         Ok(Executable::new(Arc::clone(&self.inner), exec, Tidier(Arc::clone(&self.tidier.0))))
     }
-}
-
-/// What two lists of merged ranges have in common. O(a + b).
-pub(crate) fn common(a: &[Range], b: &[Range]) -> Vec<Range> {
-    let (mut i, mut j, mut out) = (0, 0, Vec::new());
-    while let (Some(x), Some(y)) = (a.get(i), b.get(j)) {
-        out.extend(x.intersection(*y));
-        if x.end() <= y.end() { i += 1 } else { j += 1 }
-    }
-    out
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpupool_allocator::{PoolId, Range};
 
-use crate::graph::{GraphId, common};
+use crate::graph::GraphId;
 
 /// Graphs that are gone and whose last run is remembered, at most, in each pool: the latest.
 const GONE_KEPT: usize = 64;
@@ -70,7 +70,7 @@ pub(crate) struct Writers {
 impl Writers {
     /// What a capture may have baked in, of what was live as it began. O(ranges of the pool's graphs).
     pub(crate) fn borrowed(&self, live: &[Range]) -> Vec<Borrowed> {
-        let maker = |range: &Range| self.all.iter().rev().find(|w| !common(&[*range], &w.written).is_empty());
+        let maker = |range: &Range| self.all.iter().rev().find(|w| !Range::common(&[*range], &w.written).is_empty());
         live.iter().filter_map(|range| Some(Borrowed { range: *range, made_by: maker(range)?.graph })).collect()
     }
 
@@ -95,15 +95,17 @@ impl Writers {
 
     /// Those of what a graph may read that another than its maker writes too: for these, order matters.
     pub(crate) fn contested(&self, borrowed: &[Borrowed]) -> Vec<Borrowed> {
-        let is =
-            |b: &&Borrowed| self.all.iter().any(|w| w.graph != b.made_by && !common(&[b.range], &w.written).is_empty());
+        let is = |b: &&Borrowed| {
+            self.all.iter().any(|w| w.graph != b.made_by && !Range::common(&[b.range], &w.written).is_empty())
+        };
         borrowed.iter().filter(is).copied().collect()
     }
 
     /// Those that another than the maker wrote last.
     pub(crate) fn stale(&self, pool: PoolId, contested: &[Borrowed]) -> Vec<StaleInput> {
         let stale = |b: &Borrowed| {
-            let writers = self.all.iter().filter(|w| w.last_run() > 0 && !common(&[b.range], &w.written).is_empty());
+            let writers =
+                self.all.iter().filter(|w| w.last_run() > 0 && !Range::common(&[b.range], &w.written).is_empty());
             let last = writers.max_by_key(|w| w.last_run()).filter(|w| w.graph != b.made_by)?;
             Some(StaleInput { pool, range: b.range, made_by: b.made_by, written_by: last.graph })
         };

@@ -311,6 +311,7 @@ impl Converter {
             frames: self.optional(&fields, Key::FRAMES, Self::stack)?.unwrap_or_default(),
             label: self.optional(&fields, Key::LABEL, Self::kept_text)?.unwrap_or_default(),
             generation: self.optional(&fields, Key::GENERATION, Self::small)?.unwrap_or(0),
+            graph: self.optional(&fields, Key::GRAPH, Self::unsigned)?.unwrap_or(0),
         })
     }
 
@@ -333,13 +334,14 @@ impl Converter {
         let action = self.required(&fields, Key::ACTION, Self::text)?;
         let Some(action) = Action::of_name(self.tree.text_at(action)) else { return Ok(None) };
         let address = if action == Action::Oom { Key::DEVICE_FREE } else { Key::ADDR };
+        let frames = self.optional(&fields, Key::FRAMES, Self::stack)?;
         Ok(Some(Event {
             action,
             address: self.required(&fields, address, Self::unsigned)?,
             size: self.required(&fields, Key::SIZE, Self::unsigned)?,
             stream: self.required(&fields, Key::STREAM, Self::unsigned)?,
             time_us: self.optional(&fields, Key::TIME_US, Self::unsigned)?.unwrap_or(0),
-            frames: self.optional(&fields, Key::FRAMES, Self::stack)?.unwrap_or_default(),
+            frames: frames.map_or(StackId::default(), |id| if id.is_some() { id } else { StackId::EMPTY_LIST }),
             label: self.optional(&fields, Key::USER_METADATA, Self::kept_text)?.unwrap_or_default(),
             context: self.optional(&fields, Key::COMPILE_CONTEXT, Self::kept_text)?.unwrap_or_default(),
             pool: self.optional(&fields, Key::POOL_ID, Self::pair)?,

@@ -45,5 +45,7 @@ pub use prometheus::record_metrics;
 pub use prometheus::{PROMETHEUS_TYPE, prometheus};
 pub use read::{Expected, Problem, ReadError};
 pub use stacks::{FrameRef, StackId, Stacks, TextId};
-pub use summary::{Amounts, Bucket, FreeRuns, OfGraph, OfPool, OfSize, OfStream, Outliving, Pinned, Place, Summary};
+pub use summary::{
+    Amounts, Bucket, Capturing, FreeRuns, OfGraph, OfPool, OfSize, OfStream, Outliving, Pinned, Place, Summary,
+};
 pub use timeline::{OutOfMemory, Peak};

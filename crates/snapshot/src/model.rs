@@ -80,6 +80,8 @@ pub struct Block {
     pub label: TextId,
     /// Tells it from other blocks at the same address; 0 where that is not known. Not in PyTorch's layout.
     pub generation: u32,
+    /// The number of the graph that it is a result of; 0 where it is none's, or that is not known. Not in PyTorch's layout.
+    pub graph: u64,
 }
 
 /// An event of the history.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use gpupool_allocator::history::is_library;
 use serde::Serialize;
 
 use crate::model::{Action, Block, BlockStatus, Snapshot};
@@ -35,11 +36,7 @@ impl Snapshot {
         if label.is_some() {
             return self.stacks.text(label).to_owned();
         }
-        let library = |frame: &FrameRef<'_>| {
-            let of = ["torch/", "/torch/", "site-packages/", "/rustc/", ".cargo/registry/"];
-            frame.file.is_empty() || of.iter().any(|part| frame.file.contains(part) || frame.file.starts_with(part))
-        };
-        let own = self.stacks.frames(frames).find(|frame| !library(frame));
+        let own = self.stacks.frames(frames).find(|frame| !is_library(frame.file));
         match own.or_else(|| self.stacks.frames(frames).next()) {
             None => UNKNOWN.to_owned(),
             Some(FrameRef { name, file, line }) => match u32::try_from(line) {

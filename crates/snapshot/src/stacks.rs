@@ -20,10 +20,13 @@ impl TextId {
 }
 
 impl StackId {
+    /// A list of no frames, where that is told: PyTorch keeps such for what no Python code did.
+    pub(crate) const EMPTY_LIST: Self = Self(u32::MAX);
+
     /// Whether there are frames.
     #[must_use]
     pub const fn is_some(self) -> bool {
-        self.0 != 0
+        self.0 != 0 && self.0 != Self::EMPTY_LIST.0
     }
 }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use gpupool_allocator::history::{self, HistoryState};
 use gpupool_allocator::state::{BackingKind, BlockStatus as Status, SegmentState};
 use gpupool_allocator::{Part as AllocatorPart, State};
-use gpupool_graph_capture::Graph;
 use serde_json::{Value, json};
 
 use crate::model::{Action, Block, BlockStatus, Event, Part, Segment, Snapshot};
@@ -42,32 +41,6 @@ impl Snapshot {
             gpupool,
             ..Self::default()
         }
-    }
-
-    /// Adds what graphs hold: for each its pools, what a run of it may write, and what of that no other of them may write.
-    /// O(graphs^2 * ranges).
-    pub fn add_graphs<D: gpupool_device::GraphDevice>(&mut self, graphs: &[&Graph<D>]) {
-        let list: Vec<Value> = graphs
-            .iter()
-            .map(|graph| {
-                let written: Vec<[u64; 2]> = graph
-                    .report()
-                    .pools
-                    .iter()
-                    .flat_map(|pool| &pool.written)
-                    .map(|range| [range.address.0, range.bytes])
-                    .collect();
-                let pools: Vec<[u64; 2]> = graph.pools().iter().map(|pool| [pool.0, pool.1]).collect();
-                json!({
-                    "id": graph.id().to_string(),
-                    "pools": pools,
-                    "written_bytes": written.iter().map(|[_, bytes]| bytes).sum::<u64>(),
-                    "exclusive_bytes": graph.exclusive_bytes(graphs),
-                    "written": written,
-                })
-            })
-            .collect();
-        self.gpupool.insert("graphs".to_owned(), Value::Array(list));
     }
 }
 
@@ -190,7 +163,7 @@ fn segment(of: &SegmentState, device: u32) -> Segment {
             AllocatorPart::Large => Part::Large,
         },
         segment_pool_id: (of.pool.0, of.pool.1),
-        is_expandable: false,
+        is_expandable: of.backing == BackingKind::Pages,
         frames: StackId::default(),
         blocks: of
             .blocks
@@ -207,6 +180,7 @@ fn segment(of: &SegmentState, device: u32) -> Segment {
                 frames: StackId::default(),
                 label: TextId::default(),
                 generation: block.generation,
+                graph: block.graph.unwrap_or(0),
             })
             .collect(),
     }
@@ -251,6 +225,33 @@ fn extra(state: &State) -> BTreeMap<String, Value> {
             })
         })
         .collect();
+    let written = |id| state.graphs.iter().filter(move |graph| graph.id == id).flat_map(|graph| &graph.written);
+    let graphs: Vec<Value> = state
+        .graph_bytes()
+        .into_iter()
+        .map(|graph| {
+            json!({
+                "id": graph.id,
+                "pools": graph.pools.iter().map(|pool| [pool.0, pool.1]).collect::<Vec<_>>(),
+                "written_bytes": graph.written,
+                "exclusive_bytes": graph.exclusive,
+                "written": written(graph.id).map(|range| [range.address.0, range.bytes]).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
+    let captures: Vec<Value> = state
+        .captures
+        .iter()
+        .map(|capture| {
+            json!({
+                "id": capture.id.map(|id| id.0),
+                "device": capture.stream.map(|(device, _)| device),
+                "stream": capture.stream.map(|(_, stream)| stream.0),
+                "pool": [capture.pool.0, capture.pool.1],
+                "pools": capture.pools.iter().map(|pool| [pool.0, pool.1]).collect::<Vec<_>>(),
+            })
+        })
+        .collect();
     let streams = state
         .streams
         .iter()
@@ -264,6 +265,8 @@ fn extra(state: &State) -> BTreeMap<String, Value> {
         ("stats", Value::Object(stats)),
         ("pools", Value::Array(pools)),
         ("streams", Value::Array(streams)),
+        ("graphs", Value::Array(graphs)),
+        ("captures_in_progress", Value::Array(captures)),
     ];
     pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }

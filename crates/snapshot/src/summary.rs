@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::advice::{self, Advice};
 use crate::model::{BlockStatus, Part, Segment, Snapshot};
@@ -179,14 +180,31 @@ pub struct Outliving {
 /// What one graph holds, where the snapshot tells.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct OfGraph {
-    /// Its name.
-    pub id: String,
+    /// Its number.
+    pub id: u64,
+    /// The pools that it holds.
+    pub pools: Vec<(u64, u64)>,
     /// Bytes that a run of it may write.
     pub written: u64,
     /// Of those, bytes that no other graph may write.
     pub exclusive: u64,
     /// Of those, bytes that others may write too.
     pub shared: u64,
+    /// Bytes in results of it that are still live.
+    pub live: u64,
+    /// How many blocks those are.
+    pub live_blocks: u64,
+}
+
+/// A capture that was under way when the snapshot was taken.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Capturing {
+    /// The driver's number of it; `None` before it has begun.
+    pub id: Option<u64>,
+    /// The handle of the stream that it begins on; `None` for one that somebody else began.
+    pub stream: Option<u64>,
+    /// The pool that its requests are served from.
+    pub pool: (u64, u64),
 }
 
 /// What a snapshot tells. See the module's documentation.
@@ -228,6 +246,8 @@ pub struct Summary {
     pub outliving: Outliving,
     /// Graphs, most bytes first.
     pub graphs: Vec<OfGraph>,
+    /// Captures under way.
+    pub captures: Vec<Capturing>,
     /// For each device with a history the moment of most live bytes.
     pub peaks: Vec<Peak>,
     /// Requests that ended in out of memory.
@@ -270,6 +290,7 @@ impl Summary {
             owners: snapshot.live_by_owner(&owners),
             outliving: outliving(snapshot, &owners),
             graphs: graphs(snapshot),
+            captures: captures(snapshot),
             peaks: snapshot.peaks(),
             out_of_memory: snapshot.out_of_memory(),
             unknown_events: snapshot.unknown_events,
@@ -368,10 +389,9 @@ fn pinned(snapshot: &Snapshot, owners: &HashMap<(u32, u64), Owner>, segment: &Se
 }
 
 fn outliving(snapshot: &Snapshot, owners: &HashMap<(u32, u64), Owner>) -> Outliving {
-    let pools = snapshot.gpupool.get("pools").and_then(|pools| pools.as_array()).into_iter().flatten();
-    let left = pools.filter(|pool| pool["use_count"].as_i64() == Some(0) && pool["captured"].as_bool() == Some(true));
-    let left: BTreeSet<(u64, u64)> =
-        left.filter_map(|pool| Some((pool["id"][0].as_u64()?, pool["id"][1].as_u64()?))).collect();
+    let left = told(snapshot, "pools")
+        .filter(|pool| pool["use_count"].as_i64() == Some(0) && pool["captured"].as_bool() == Some(true));
+    let left: BTreeSet<(u64, u64)> = left.filter_map(|pool| pool_id(&pool["id"])).collect();
     let mut out = Outliving::default();
     let mut blocks = Vec::new();
     for segment in snapshot.segments.iter().filter(|segment| left.contains(&segment.segment_pool_id)) {
@@ -390,15 +410,39 @@ fn outliving(snapshot: &Snapshot, owners: &HashMap<(u32, u64), Owner>) -> Outliv
     out
 }
 
+/// A list of what this project says beyond PyTorch's layout.
+fn told<'a>(snapshot: &'a Snapshot, key: &str) -> impl Iterator<Item = &'a Value> {
+    snapshot.gpupool.get(key).and_then(|list| list.as_array()).into_iter().flatten()
+}
+
+fn pool_id(pool: &Value) -> Option<(u64, u64)> {
+    Some((pool[0].as_u64()?, pool[1].as_u64()?))
+}
+
 fn graphs(snapshot: &Snapshot) -> Vec<OfGraph> {
-    let told = snapshot.gpupool.get("graphs").and_then(|graphs| graphs.as_array()).into_iter().flatten();
-    let mut graphs: Vec<OfGraph> = told
-        .filter_map(|graph| {
-            let (written, exclusive) = (graph["written_bytes"].as_u64()?, graph["exclusive_bytes"].as_u64()?);
-            let (id, shared) = (graph["id"].as_str()?.to_owned(), written.saturating_sub(exclusive));
-            Some(OfGraph { id, written, exclusive, shared })
-        })
-        .collect();
+    let mut results: HashMap<u64, (u64, u64)> = HashMap::new();
+    let blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
+    for block in blocks.filter(|block| block.graph != 0 && block.state == BlockStatus::ActiveAllocated) {
+        let (bytes, count) = results.entry(block.graph).or_default();
+        *bytes += block.size;
+        *count += 1;
+    }
+    let of = |graph: &Value| {
+        let (id, written) = (graph["id"].as_u64()?, graph["written_bytes"].as_u64()?);
+        let exclusive = graph["exclusive_bytes"].as_u64()?;
+        let pools = graph["pools"].as_array()?.iter().filter_map(pool_id).collect();
+        let (live, live_blocks) = results.get(&id).copied().unwrap_or_default();
+        Some(OfGraph { id, pools, written, exclusive, shared: written.saturating_sub(exclusive), live, live_blocks })
+    };
+    let mut graphs: Vec<OfGraph> = told(snapshot, "graphs").filter_map(of).collect();
     graphs.sort_by_key(|graph| std::cmp::Reverse(graph.written));
     graphs
+}
+
+fn captures(snapshot: &Snapshot) -> Vec<Capturing> {
+    let of = |capture: &Value| {
+        let pool = pool_id(&capture["pool"])?;
+        Some(Capturing { id: capture["id"].as_u64(), stream: capture["stream"].as_u64(), pool })
+    };
+    told(snapshot, "captures_in_progress").filter_map(of).collect()
 }

@@ -14,6 +14,18 @@ const RECORDED: [(&str, &[u8]); 3] = [
     ("oom", include_bytes!("../data/oom.pickle")),
 ];
 
+/// More of torch 2.11 on an H200: expandable segments, pools of the user's, frees that are not complete, fragmentation that ended out of
+/// memory, results that outlive their graphs, a history that forgot its beginning, and none at all.
+const MORE: [(&str, &[u8]); 7] = [
+    ("train_expandable", include_bytes!("../data/train_expandable.pickle")),
+    ("pools", include_bytes!("../data/pools.pickle")),
+    ("streams", include_bytes!("../data/streams.pickle")),
+    ("fragmented_oom", include_bytes!("../data/fragmented_oom.pickle")),
+    ("graphs_gone", include_bytes!("../data/graphs_gone.pickle")),
+    ("short_ring", include_bytes!("../data/short_ring.pickle")),
+    ("no_history", include_bytes!("../data/no_history.pickle")),
+];
+
 fn json(snapshot: &Snapshot) -> String {
     let mut written = Vec::new();
     snapshot.write_json(&mut written).unwrap();
@@ -53,6 +65,33 @@ fn snapshots_of_torch_agree_with_its_counters() {
 }
 
 #[test]
+fn summaries_of_torchs_snapshots_agree_with_its_counters() {
+    let stats: Value = serde_json::from_str(include_str!("../data/stats.json")).unwrap();
+    for (name, bytes) in MORE {
+        let total = Summary::of(&Snapshot::read(name, bytes).unwrap()).total;
+        let told = |key: &str| stats[name][key].as_u64().unwrap();
+        assert_eq!((total.reserved, total.live), (told("reserved_bytes"), told("allocated_bytes")), "{name}");
+        assert_eq!(
+            (total.live + total.pending, total.requested),
+            (told("active_bytes"), told("requested_bytes")),
+            "{name}"
+        );
+        assert_eq!(total.live_blocks, told("allocation"), "{name}");
+        // Torch counts an expandable segment once for each stream, and lists its mapped runs.
+        assert!(total.segments == told("segment") || name == "train_expandable", "{name}");
+    }
+}
+
+#[test]
+fn what_a_fragmented_job_ran_into_is_said() {
+    let summary = Summary::of(&Snapshot::read("fragmented_oom", MORE[3].1).unwrap());
+    let fragmented = Advice::Fragmented { asked: 300 << 20, bytes: 300 << 20, longest: 20 << 20 };
+    assert!(summary.advice.contains(&fragmented), "{:?}", summary.advice);
+    assert_eq!((summary.pinned[0].size, summary.pinned[0].free, summary.pinned[0].blocks), (600 << 20, 300 << 20, 15));
+    assert_eq!(summary.pinned[0].owners[0].owner, "train.py:9 tensor");
+}
+
+#[test]
 fn a_summary_of_torchs_snapshots_says_whose_memory_it_is() {
     let summary = |at: usize| Summary::of(&Snapshot::read(RECORDED[at].0, RECORDED[at].1).unwrap());
     let oom = summary(2);
@@ -79,7 +118,7 @@ fn a_summary_of_torchs_snapshots_says_whose_memory_it_is() {
 
 #[test]
 fn either_format_tells_the_same() {
-    for (name, bytes) in RECORDED {
+    for (name, bytes) in RECORDED.into_iter().chain(MORE) {
         let snapshot = Snapshot::read(name, bytes).unwrap();
         let text = json(&snapshot);
         let ours = pickle(&snapshot);
@@ -88,18 +127,6 @@ fn either_format_tells_the_same() {
         assert_eq!(json(&from_json), text);
         assert_eq!(pickle(&from_json), ours);
         assert!(ours.len() < bytes.len() * 11 / 10, "{name}: {} bytes, torch wrote {}", ours.len(), bytes.len());
-    }
-}
-
-/// For tests/memory_viz.sh: torch's snapshots as we write them, in target/.
-#[test]
-#[ignore = "makes files to compare with"]
-fn write_ours_again() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
-    std::fs::create_dir_all(&folder).unwrap();
-    for (name, bytes) in RECORDED {
-        let ours = pickle(&Snapshot::read(name, bytes).unwrap());
-        std::fs::write(folder.join(format!("ours-{name}.pickle")), ours).unwrap();
     }
 }
 
@@ -140,12 +167,11 @@ a, b, t = pickle.loads(ours), json.loads(text), pickle.loads(theirs)
 assert json.loads(json.dumps(a)) == b, 'pickle and JSON differ'
 assert all(isinstance(s['segment_pool_id'], tuple) for s in a['segments'])
 assert a['segments'] == t['segments'], 'segments differ'
-def usual(e): return {k: v for k, v in e.items() if k != 'frames' or v}
-assert [[usual(e) for e in d] for d in a['device_traces']] == [[usual(e) for e in d] for d in t['device_traces']], 'events differ'
+assert a['device_traces'] == t['device_traces'], 'events differ'
 assert a['allocator_settings'] == t['allocator_settings'] and a['external_annotations'] == t['external_annotations']
 shared = {id(e['frames']) for d in a['device_traces'] for e in d if 'frames' in e}
 total = sum(1 for d in a['device_traces'] for e in d if 'frames' in e)
-assert len(shared) < total, 'stacks are not shared'
+assert len(shared) < total or not total, 'stacks are not shared'
 print('same')
 ";
     if Command::new("python3").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
@@ -154,7 +180,7 @@ print('same')
     }
     let folder = std::env::temp_dir().join(format!("gpupool-pickles-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    for (name, bytes) in RECORDED {
+    for (name, bytes) in RECORDED.into_iter().chain(MORE) {
         let snapshot = Snapshot::read(name, bytes).unwrap();
         let files = [
             ("ours.pickle", pickle(&snapshot)),

@@ -15,7 +15,7 @@ use crate::counters::{ArenaCounters, PoolCounters};
 use crate::driver::Driver;
 use crate::error::{AllocError, FreeError};
 use crate::history::HistoryOptions;
-use crate::hooks::{HookId, Janitor, OomObserver, Reclaimer, RejectionObserver};
+use crate::hooks::{GraphSource, HookId, Janitor, OomObserver, Reclaimer, RejectionObserver};
 use crate::ids::PoolId;
 use crate::inner::{Inner, fresh_allocator_id};
 use crate::policy::Rules;
@@ -409,6 +409,11 @@ impl<D: Device> Allocator<D> {
     /// Adds a janitor: called with no lock held before memory is given back or waited for.
     pub fn add_janitor(&self, janitor: Arc<Janitor>) -> HookId {
         self.inner.hooks.add_janitor(janitor)
+    }
+
+    /// Registers who knows of graphs, so that states tell of them.
+    pub fn add_graph_source(&self, source: Arc<GraphSource>) -> HookId {
+        self.inner.hooks.add_graph_source(source)
     }
 
     /// Takes an observer or reclaimer off again; whether it was there.

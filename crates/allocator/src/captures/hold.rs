@@ -41,6 +41,17 @@ impl Range {
         (start < end).then(|| Self { address: start, bytes: end.offset_from(start) })
     }
 
+    /// What two lists of merged ranges have in common. O(a + b).
+    #[must_use]
+    pub fn common(a: &[Self], b: &[Self]) -> Vec<Self> {
+        let (mut i, mut j, mut out) = (0, 0, Vec::new());
+        while let (Some(x), Some(y)) = (a.get(i), b.get(j)) {
+            out.extend(x.intersection(*y));
+            if x.end() <= y.end() { i += 1 } else { j += 1 }
+        }
+        out
+    }
+
     /// Ranges in order, with no overlap and no touching neighbours.
     #[must_use]
     pub fn merged(mut ranges: Vec<Self>) -> Vec<Self> {

@@ -18,6 +18,7 @@ use gpupool_device::{Call, CaptureId, DriverError, StreamHandle};
 
 use super::hold::PoolHold;
 use crate::ids::PoolId;
+use crate::state::CaptureState;
 use crate::sync::{Mutex, Rank};
 
 /// Names a session.
@@ -217,6 +218,18 @@ impl CaptureRegistry {
     pub(crate) fn captures_on(&self, device: u32, stream: StreamHandle) -> bool {
         let on = |s: &Session| s.stream == Some((device, stream));
         !self.is_quiet() && self.sessions.lock().open.iter().any(on)
+    }
+
+    /// The captures under way, in the order of their beginnings.
+    pub(crate) fn states(&self) -> Vec<CaptureState> {
+        if self.is_quiet() {
+            return Vec::new();
+        }
+        let state = |s: &Session| {
+            let pools = s.holds.iter().map(PoolHold::id).collect();
+            CaptureState { id: s.id, stream: s.stream, pool: s.pool, pools }
+        };
+        self.sessions.lock().open.iter().map(state).collect()
     }
 
     /// The pool of a capture.

@@ -54,6 +54,7 @@ keys! {
     STATE = "state",
     LABEL = "label",
     GENERATION = "generation",
+    GRAPH = "graph",
     NAME = "name",
     FILENAME = "filename",
     LINE = "line",

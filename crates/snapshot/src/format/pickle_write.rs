@@ -1,7 +1,8 @@
 //! Writing a pickle that PyTorch's memory viewer and Python's own unpickler read.
 //!
 //! Protocol 4 without frames, and only opcodes from the viewer's list. Texts and stacks are memoised: a stack that a thousand events
-//! share is written once.
+//! share is written once. Lists are written in pieces, as Python does: the viewer hands the items of a piece to one call, and browsers bound
+//! how many arguments a call may have.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -9,9 +10,14 @@ use std::io::{self, Write};
 use super::sink::Sink;
 use crate::stacks::{StackId, Stacks};
 
+/// Items of a list that one opcode appends, as in Python.
+const PIECE: u32 = 1_000;
+
 /// Writes one pickle.
 pub(crate) struct PickleSink<W> {
     to: W,
+    /// What is open, outermost first: a dictionary, or a list with how many items its last piece has.
+    open: Vec<Option<u32>>,
     texts: HashMap<String, u32>,
     stacks: HashMap<u32, u32>,
     memoised: u32,
@@ -20,7 +26,7 @@ pub(crate) struct PickleSink<W> {
 impl<W: Write> PickleSink<W> {
     pub(crate) fn new(mut to: W) -> io::Result<Self> {
         to.write_all(&[0x80, 4])?;
-        Ok(Self { to, texts: HashMap::new(), stacks: HashMap::new(), memoised: 0 })
+        Ok(Self { to, open: Vec::new(), texts: HashMap::new(), stacks: HashMap::new(), memoised: 0 })
     }
 
     pub(crate) fn finish(mut self) -> io::Result<()> {
@@ -33,6 +39,17 @@ impl<W: Write> PickleSink<W> {
         self.memoised += 1;
         self.to.write_all(&[0x94])?;
         Ok(self.memoised - 1)
+    }
+
+    /// A value comes. In a list whose last piece is full, another is begun.
+    fn item(&mut self) -> io::Result<()> {
+        let Some(Some(items)) = self.open.last_mut() else { return Ok(()) };
+        if *items == PIECE {
+            *items = 0;
+            self.to.write_all(b"e(")?;
+        }
+        *items += 1;
+        Ok(())
     }
 
     fn recall(&mut self, number: u32) -> io::Result<()> {
@@ -48,18 +65,24 @@ impl<W: Write> PickleSink<W> {
 
 impl<W: Write> Sink for PickleSink<W> {
     fn open_dict(&mut self) -> io::Result<()> {
+        self.item()?;
+        self.open.push(None);
         self.to.write_all(b"}(")
     }
 
     fn close_dict(&mut self) -> io::Result<()> {
+        self.open.pop();
         self.to.write_all(b"u")
     }
 
     fn open_list(&mut self) -> io::Result<()> {
+        self.item()?;
+        self.open.push(Some(0));
         self.to.write_all(b"](")
     }
 
     fn close_list(&mut self) -> io::Result<()> {
+        self.open.pop();
         self.to.write_all(b"e")
     }
 
@@ -68,14 +91,17 @@ impl<W: Write> Sink for PickleSink<W> {
     }
 
     fn none(&mut self) -> io::Result<()> {
+        self.item()?;
         self.to.write_all(b"N")
     }
 
     fn truth(&mut self, value: bool) -> io::Result<()> {
+        self.item()?;
         self.to.write_all(&[if value { 0x88 } else { 0x89 }])
     }
 
     fn integer(&mut self, value: i128) -> io::Result<()> {
+        self.item()?;
         if let Ok(byte) = u8::try_from(value) {
             return self.to.write_all(&[b'K', byte]);
         }
@@ -100,11 +126,13 @@ impl<W: Write> Sink for PickleSink<W> {
     }
 
     fn float(&mut self, value: f64) -> io::Result<()> {
+        self.item()?;
         self.to.write_all(b"G")?;
         self.to.write_all(&value.to_be_bytes())
     }
 
     fn text(&mut self, value: &str) -> io::Result<()> {
+        self.item()?;
         if let Some(number) = self.texts.get(value) {
             return self.recall(*number);
         }
@@ -123,18 +151,24 @@ impl<W: Write> Sink for PickleSink<W> {
     }
 
     fn pair(&mut self, value: (u64, u64)) -> io::Result<()> {
+        self.item()?;
+        // Neither number is an item of what is open around the pair.
+        self.open.push(None);
         self.integer(value.0.into())?;
         self.integer(value.1.into())?;
+        self.open.pop();
         self.to.write_all(&[0x86])
     }
 
     fn stack(&mut self, stacks: &Stacks, id: StackId) -> io::Result<()> {
+        self.item()?;
         if let Some(number) = self.stacks.get(&id.0) {
             return self.recall(*number);
         }
         self.to.write_all(b"]")?;
         let number = self.memoise()?;
         self.stacks.insert(id.0, number);
+        self.open.push(Some(0));
         self.to.write_all(b"(")?;
         self.frames(stacks, id)?;
         self.close_list()

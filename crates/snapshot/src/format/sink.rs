@@ -156,6 +156,9 @@ fn segment(snapshot: &Snapshot, segment: &crate::model::Segment, to: &mut impl S
         if block.generation != 0 {
             to.field(Key::GENERATION, block.generation.into())?;
         }
+        if block.graph != 0 {
+            to.field(Key::GRAPH, block.graph)?;
+        }
         to.close_dict()?;
     }
     to.close_list()?;
@@ -179,7 +182,7 @@ fn event(snapshot: &Snapshot, event: &crate::model::Event, to: &mut impl Sink) -
     if event.thread != 0 {
         to.field(Key::THREAD, event.thread.into())?;
     }
-    if event.frames.is_some() {
+    if event.frames != StackId::default() {
         to.key(Key::FRAMES.name())?;
         to.stack(&snapshot.stacks, event.frames)?;
     }

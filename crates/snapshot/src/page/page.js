@@ -163,7 +163,7 @@
     g.fillStyle = "#d1495b"; g.textAlign = "center";
     for (const e of h.d.oom) if (e >= view.from && e < view.to) { const x = LEFT + width * (e - view.from + 0.5) / span; g.fillRect(x - 1, 10, 2, height - 10); g.fillText("out of memory", Math.min(Math.max(x, LEFT + 40), LEFT + width - 40), 9); }
     if (cursor !== null) { const x = LEFT + width * (cursor - view.from + 0.5) / span; g.fillStyle = css("--text"); g.fillRect(x, 10, 1, height - 10); }
-    work.columns = count; work.visitedPerColumn = work.visited / count; work.top = top; work.height = height; work.frames++;
+    work.columns = count; work.visitedPerColumn = work.visited / count; work.top = top; work.height = height; work.view = [view.from, view.to]; work.frames++;
     if (!work.firstPictureMs) work.firstPictureMs = performance.now() - born;
     at("work").textContent = JSON.stringify(work);
   }
@@ -302,7 +302,7 @@
     out.push(table("Free bytes by length of the run", ["from", "runs", "bytes"], s.free_runs.map((r) => [bytes(r.from), r.runs, bytes(r.bytes)])));
     out.push(table("Live by owner", ["", "bytes", "blocks"], s.owners.map((o) => [o.owner, bytes(o.bytes), o.blocks])));
     s.peaks.forEach((p) => out.push(table("Most live on device " + p.device + ": " + bytes(p.bytes) + " at event " + (p.event + 1), ["", "bytes", "blocks"], p.owners.map((o) => [o.owner, bytes(o.bytes), o.blocks]))));
-    if (s.graphs.length) out.push(table("Graphs", ["", "writes", "its own", "shared"], s.graphs.map((g) => [g.id, bytes(g.written), bytes(g.exclusive), bytes(g.shared)])));
+    if (s.graphs.length) out.push(table("Graphs", ["", "writes", "its own", "shared", "live results"], s.graphs.map((g) => ["g" + g.id, bytes(g.written), bytes(g.exclusive), bytes(g.shared), bytes(g.live)])));
     const stats = data.gpupool.stats;
     if (stats) out.push(table("Counters", ["", ""], Object.entries(stats).map(([k, v]) => [k, v])));
     out.push(table("Settings", null, Object.entries(data.settings).map(([k, v]) => [k, typeof v === "object" ? JSON.stringify(v) : String(v)])));

@@ -1,20 +1,25 @@
 //! Out of memory, explained: what was asked and by whom, what was there, and what would help.
 
+mod text;
+
 use std::collections::BTreeMap;
-use std::fmt;
 
 use gpupool_device::{Address, Device, DriverError, MemoryInfo};
 
-use crate::config::LimitSource;
 use crate::error::AllocError;
 use crate::history::{Action, What};
 use crate::ids::{Part, PoolId, StreamId};
 use crate::inner::{Inner, Request};
-use crate::state::{BackingKind, BlockStatus, SegmentState, State};
+use crate::owners::{Owned, Owners};
+use crate::state::{BackingKind, BlockState, BlockStatus, CaptureState, GraphBytes, SegmentState, State};
 use crate::totals::Limit;
 
-/// How many pinning blocks are listed.
+/// How many pinning blocks of a segment are listed.
 const PINNING_BLOCKS: usize = 8;
+/// How many mostly free segments are.
+const MOSTLY_FREE: usize = 8;
+/// How many owners are.
+const OWNERS: usize = 16;
 
 /// The report of a request that found no memory. Sizes in bytes.
 #[derive(Clone, Debug)]
@@ -58,6 +63,16 @@ pub struct OutOfMemory {
     pub inactive_split: u64,
     /// The segment whose live blocks stand most cheaply in the way.
     pub pinned: Option<PinnedSegment>,
+    /// Segments at least half of which is free, and the few blocks that keep them; most free bytes first.
+    pub mostly_free: Vec<PinnedSegment>,
+    /// Live bytes by who asked for them, most first: by label, or by the place in the program. Empty where no history is recorded.
+    pub owners: Vec<Owned>,
+    /// What every pool holds, most first.
+    pub pools: Vec<PoolBytes>,
+    /// What every graph may write, and what of that no other graph may; most first.
+    pub graphs: Vec<GraphBytes>,
+    /// The captures under way.
+    pub captures: Vec<CaptureState>,
     /// In pools that are parked or suspended: addresses with no memory behind them, in none of the figures above.
     pub away: u64,
     /// Out on loan from idle pools of graphs; part of `live`.
@@ -82,7 +97,25 @@ pub struct FreeBytes {
     pub largest_run: u64,
 }
 
-/// A segment that would serve the request if a few live blocks were not in it.
+/// What one pool holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PoolBytes {
+    /// The pool.
+    pub pool: PoolId,
+    /// In segments.
+    pub reserved: u64,
+    /// In live blocks.
+    pub live: u64,
+    /// In freed blocks that some stream may still use.
+    pub pending: u64,
+    /// Whether somebody uses it: of the default pool everybody, of another a graph or a scope.
+    pub held: bool,
+    /// Whether a capture ever drew from it, so that graphs may have its addresses.
+    pub captured: bool,
+}
+
+/// A segment that would be of use if a few live blocks were not in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PinnedSegment {
@@ -92,8 +125,26 @@ pub struct PinnedSegment {
     pub size: u64,
     /// Live or pending bytes in it.
     pub pinned_bytes: u64,
-    /// The blocks (address, bytes), the first few.
-    pub blocks: Vec<(Address, u64)>,
+    /// Its pool.
+    pub pool: PoolId,
+    /// How many blocks those are.
+    pub count: u64,
+    /// The first few of them.
+    pub blocks: Vec<PinnedBlock>,
+}
+
+/// A live or pending block that keeps a segment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PinnedBlock {
+    /// Where it starts.
+    pub address: Address,
+    /// Bytes.
+    pub size: u64,
+    /// Who asked for it, where the history tells.
+    pub owner: Option<String>,
+    /// The graph that it is a result of.
+    pub graph: Option<u64>,
 }
 
 /// Something that would help.
@@ -137,190 +188,15 @@ pub enum Advice {
         /// Bytes neither free nor reserved here.
         bytes: u64,
     },
+    /// Live blocks in pools that captures drew from and that no graph holds any more.
+    DropOutliving {
+        /// Bytes of the segments that they keep.
+        bytes: u64,
+        /// How many blocks.
+        blocks: u64,
+    },
     /// The request is larger than the device.
     LargerThanDevice,
-}
-
-impl fmt::Display for Advice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::RaiseLimit { driver_free } => {
-                write!(f, "raise the limit: the driver still has {} free", Size(*driver_free))
-            }
-            Self::SynchronizeStreams { pending } => write!(
-                f,
-                "{} was freed but other streams may still use it: synchronise them, or free after they are done",
-                Size(*pending)
-            ),
-            Self::ShareStreams { other_streams } => write!(
-                f,
-                "{} is free on other streams in segments that they still use: allocate on fewer streams, and retire (`retire_stream`) those that are done",
-                Size(*other_streams)
-            ),
-            Self::ReleasePools { free } => {
-                write!(f, "{} is free in private pools that are held: drop their graphs, or share pools", Size(*free))
-            }
-            Self::ParkPools { free } => write!(
-                f,
-                "{} is free in pools of graphs: let them be parked when memory is short, or lend (IdleOptions)",
-                Size(*free)
-            ),
-            Self::Fragmented { free, largest_run } => write!(
-                f,
-                "{} is free for this stream, but the longest run is {}: drop the blocks that pin it, allocate long-lived blocks first, \
-                 or set max_split_size",
-                Size(*free),
-                Size(*largest_run)
-            ),
-            Self::OtherUsers { bytes } => {
-                write!(f, "{} of the device is held by others: other processes, contexts or libraries", Size(*bytes))
-            }
-            Self::LargerThanDevice => f.write_str("the request is larger than the whole device"),
-        }
-    }
-}
-
-/// Bytes as a person reads them, in PyTorch's way.
-pub(crate) struct Size(pub(crate) u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let n = self.0;
-        if n <= 1 << 10 {
-            write!(f, "{n} bytes")
-        } else if n <= 1 << 20 {
-            write!(f, "{:.2} KiB", n as f64 / 1024.0)
-        } else if n <= 1 << 30 {
-            write!(f, "{:.2} MiB", n as f64 / 1_048_576.0)
-        } else {
-            write!(f, "{:.2} GiB", n as f64 / 1_073_741_824.0)
-        }
-    }
-}
-
-impl fmt::Display for OutOfMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "out of memory on GPU {}: {} requested by stream {}",
-            self.device,
-            Size(self.requested),
-            self.stream
-        )?;
-        if self.pool.is_default() {
-            f.write_str(" (default pool)")?;
-        } else {
-            write!(f, " (pool {})", self.pool)?;
-        }
-        if self.in_capture {
-            f.write_str(", inside a capture")?;
-        }
-        writeln!(f)?;
-        writeln!(f, "  asked of the driver: {} for a segment", Size(self.segment_size))?;
-        if let Some(limit) = self.limit {
-            let who = match limit.source {
-                LimitSource::Fraction => "the memory fraction",
-                LimitSource::Configuration => "the configuration",
-                LimitSource::User => "a call",
-            };
-            writeln!(
-                f,
-                "  limit:               {} (set by {who}); it bounds this allocator's segments only",
-                Size(limit.bytes)
-            )?;
-        }
-        match self.driver_error {
-            None => {
-                writeln!(f, "  driver:              {} free of {}", Size(self.driver.free), Size(self.driver.total))?
-            }
-            Some(e) => writeln!(f, "  driver:              did not tell what is free ({e})")?,
-        }
-        let cached = self.reserved - (self.live + self.pending).min(self.reserved);
-        writeln!(
-            f,
-            "  this allocator:      {} reserved = {} live + {} pending + {} free",
-            Size(self.reserved),
-            Size(self.live),
-            Size(self.pending),
-            Size(cached)
-        )?;
-        writeln!(
-            f,
-            "  largest free run:    {}; {} is free between live blocks",
-            Size(self.largest_free_run),
-            Size(self.inactive_split)
-        )?;
-        if self.away + self.lent + self.parkable > 0 {
-            writeln!(
-                f,
-                "  idle pools:          {} away (parked or suspended), {} lent, {} more could go",
-                Size(self.away),
-                Size(self.lent),
-                Size(self.parkable)
-            )?;
-        }
-        for free in self.free.iter().take(6) {
-            writeln!(
-                f,
-                "  free:                {} in pool {} on stream {}, longest run {}",
-                Size(free.bytes),
-                free.pool,
-                free.stream,
-                Size(free.largest_run)
-            )?;
-        }
-        if let Some(pinned) = &self.pinned {
-            write!(
-                f,
-                "  pinned:              the segment of {} at {} by {} in",
-                Size(pinned.size),
-                pinned.address,
-                Size(pinned.pinned_bytes)
-            )?;
-            for (address, bytes) in &pinned.blocks {
-                write!(f, " {address} ({})", Size(*bytes))?;
-            }
-            writeln!(f)?;
-        }
-        for advice in &self.advice {
-            writeln!(f, "  what would help:     {advice}")?;
-        }
-        Ok(())
-    }
-}
-
-impl OutOfMemory {
-    fn advise(&mut self, state: &State) {
-        let held: Vec<PoolId> = state.pools.iter().filter(|p| p.use_count > 0).map(|p| p.id).collect();
-        self.advice = advice(self, &held);
-    }
-
-    /// The figures in PyTorch's words, for those who grep for them. The advice at its end is ours.
-    #[must_use]
-    pub fn pytorch_message(&self) -> String {
-        let mut out = format!(
-            "CUDA out of memory. Tried to allocate {}. GPU {} has a total capacity of {} of which {} is free. ",
-            Size(self.segment_size),
-            self.device,
-            Size(self.driver.total),
-            Size(self.driver.free)
-        );
-        if let Some(limit) = self.limit {
-            out += &format!("{} allowed; ", Size(limit.bytes));
-        }
-        let private = self.free_in_private_pools;
-        let allocated = self.live + private;
-        out += &format!("Of the allocated memory {} is allocated by PyTorch, ", Size(allocated));
-        if private > 0 {
-            out += &format!("with {} allocated in private pools (e.g., CUDA Graphs), ", Size(private));
-        }
-        let rest = self.reserved.saturating_sub(allocated);
-        out += &format!("and {} is reserved by PyTorch but unallocated.", Size(rest));
-        for advice in &self.advice {
-            out += &format!(" {advice}.");
-        }
-        out
-    }
 }
 
 fn free_by_stream(segments: &[SegmentState]) -> Vec<FreeBytes> {
@@ -339,21 +215,74 @@ fn free_by_stream(segments: &[SegmentState]) -> Vec<FreeBytes> {
     out
 }
 
-/// The segment that could serve `size` bytes to that pool and stream but for the fewest live bytes.
-fn cheapest_pinned(segments: &[SegmentState], size: u64, pool: PoolId, stream: StreamId) -> Option<PinnedSegment> {
-    let usable = |s: &&SegmentState| s.pool == pool && s.stream == stream && s.size >= size && s.active() > 0;
-    let best = segments.iter().filter(usable).min_by_key(|s| (s.active(), s.size))?;
-    let pinning = best.blocks.iter().filter(|b| b.status != BlockStatus::Inactive);
-    Some(PinnedSegment {
-        address: best.address,
-        size: best.size,
-        pinned_bytes: best.active(),
-        blocks: pinning.take(PINNING_BLOCKS).map(|b| (b.address, b.size)).collect(),
-    })
+/// What keeps a segment.
+fn pinned(segment: &SegmentState, owners: &Owners<'_>) -> PinnedSegment {
+    let pinning = || segment.blocks.iter().filter(|b| b.status != BlockStatus::Inactive);
+    let block = |b: &BlockState| PinnedBlock {
+        address: b.address,
+        size: b.size,
+        owner: owners.name(b.address),
+        graph: b.graph,
+    };
+    PinnedSegment {
+        address: segment.address,
+        size: segment.size,
+        pinned_bytes: segment.active(),
+        pool: segment.pool,
+        count: pinning().count() as u64,
+        blocks: pinning().take(PINNING_BLOCKS).map(block).collect(),
+    }
 }
 
-/// What would help. `held` are the private pools that somebody uses.
-fn advice(report: &OutOfMemory, held: &[PoolId]) -> Vec<Advice> {
+/// The segment that could serve `size` bytes to that pool and stream but for the fewest live bytes.
+fn cheapest(segments: &[SegmentState], size: u64, pool: PoolId, stream: StreamId) -> Option<&SegmentState> {
+    let usable = |s: &&SegmentState| s.pool == pool && s.stream == stream && s.size >= size && s.active() > 0;
+    segments.iter().filter(usable).min_by_key(|s| (s.active(), s.size))
+}
+
+/// Segments at least half of which is free but not all, most free bytes first.
+fn mostly_free(segments: &[SegmentState]) -> Vec<&SegmentState> {
+    let mut list: Vec<&SegmentState> = segments.iter().filter(|s| s.active() > 0 && s.active() <= s.size / 2).collect();
+    list.sort_by_key(|s| std::cmp::Reverse(s.size - s.active()));
+    list.truncate(MOSTLY_FREE);
+    list
+}
+
+fn pool_bytes(state: &State) -> Vec<PoolBytes> {
+    let mut by: BTreeMap<PoolId, PoolBytes> = BTreeMap::new();
+    for segment in &state.segments {
+        let known = state.pools.iter().find(|p| p.id == segment.pool);
+        let pool = by.entry(segment.pool).or_insert(PoolBytes {
+            pool: segment.pool,
+            reserved: 0,
+            live: 0,
+            pending: 0,
+            held: known.is_none_or(|p| p.use_count > 0),
+            captured: known.is_some_and(|p| p.captured),
+        });
+        pool.reserved += segment.size;
+        pool.live += segment.allocated();
+        pool.pending += segment.active() - segment.allocated();
+    }
+    let mut list: Vec<PoolBytes> = by.into_values().collect();
+    list.sort_by_key(|p| std::cmp::Reverse(p.reserved));
+    list
+}
+
+/// Live blocks of captured pools that nobody holds: the bytes of their segments, and how many they are.
+fn outliving(state: &State, pools: &[PoolBytes]) -> Option<Advice> {
+    let left = |s: &&SegmentState| pools.iter().any(|p| p.pool == s.pool && p.captured && !p.held);
+    let (mut bytes, mut blocks) = (0, 0);
+    for segment in state.segments.iter().filter(left) {
+        let live = segment.blocks.iter().filter(|b| b.status == BlockStatus::ActiveAllocated).count() as u64;
+        blocks += live;
+        bytes += if live > 0 { segment.size } else { 0 };
+    }
+    (blocks > 0).then_some(Advice::DropOutliving { bytes, blocks })
+}
+
+/// What would help.
+fn advice(report: &OutOfMemory, state: &State) -> Vec<Advice> {
     let mut out = Vec::new();
     if report.segment_size > report.driver.total {
         out.push(Advice::LargerThanDevice);
@@ -375,7 +304,8 @@ fn advice(report: &OutOfMemory, held: &[PoolId]) -> Vec<Advice> {
     if others >= report.rounded {
         out.push(Advice::ShareStreams { other_streams: others });
     }
-    let in_held = |f: &&FreeBytes| f.pool != report.pool && held.contains(&f.pool);
+    let held = |pool| state.pools.iter().any(|p| p.id == pool && p.use_count > 0);
+    let in_held = |f: &&FreeBytes| f.pool != report.pool && held(f.pool);
     let pools: u64 = report.free.iter().filter(in_held).map(|f| f.bytes).sum();
     // What could be had beside it.
     let under_limit = report.limit.map_or(u64::MAX, |l| l.bytes.saturating_sub(report.reserved));
@@ -386,6 +316,7 @@ fn advice(report: &OutOfMemory, held: &[PoolId]) -> Vec<Advice> {
     if report.parkable > 0 && report.parkable.saturating_add(room) >= report.segment_size {
         out.push(Advice::ParkPools { free: report.parkable });
     }
+    out.extend(outliving(state, &report.pools));
     let foreign = report.driver.total.saturating_sub(report.driver.free).saturating_sub(report.reserved);
     if report.driver_error.is_none() && foreign > report.driver.total / 4 {
         out.push(Advice::OtherUsers { bytes: foreign });
@@ -413,7 +344,16 @@ impl<D: Device> Inner<D> {
         let (parkable, lent) = self.idle_bytes();
         let mut report = report(request, self.least_growth(request), driver.map_err(|e| (e, total)), &state);
         (report.away, report.parkable, report.lent) = (away_bytes, parkable, lent);
-        report.advise(&state);
+        report.advice = advice(&report, &state);
+        tracing::warn!(
+            device = report.device,
+            requested = report.requested,
+            pool = %report.pool,
+            reserved = report.reserved,
+            live = report.live,
+            driver_free = report.driver.free,
+            "out of memory"
+        );
         self.hooks.out_of_memory(&report);
         AllocError::OutOfMemory(Box::new(report))
     }
@@ -432,6 +372,9 @@ fn report<D: Device>(
     let stats = &state.stats;
     let live = stats.allocated_bytes.all.current.max(0) as u64;
     let (pool, stream) = (request.pool_id(), request.core.id);
+    let owners = Owners::of(state);
+    let mut owned = owners.live(state);
+    owned.truncate(OWNERS);
     OutOfMemory {
         device: state.device,
         requested: request.requested,
@@ -456,7 +399,12 @@ fn report<D: Device>(
             .sum(),
         largest_free_run: state.segments.iter().map(SegmentState::largest_free_run).max().unwrap_or(0),
         inactive_split: stats.inactive_split_bytes.all.current.max(0) as u64,
-        pinned: cheapest_pinned(&state.segments, request.size, pool, stream),
+        pinned: cheapest(&state.segments, request.size, pool, stream).map(|s| pinned(s, &owners)),
+        mostly_free: mostly_free(&state.segments).into_iter().map(|s| pinned(s, &owners)).collect(),
+        owners: owned,
+        pools: pool_bytes(state),
+        graphs: state.graph_bytes(),
+        captures: state.captures.clone(),
         away: 0,
         lent: 0,
         parkable: 0,
