@@ -264,6 +264,8 @@ fn a_function_of_the_program(allocator: &Allocator<SimDevice>, stream: &gpupool_
 #[inline(never)]
 fn its_caller(allocator: &Allocator<SimDevice>, stream: &gpupool_allocator::Stream<SimDevice>) {
     (0..3).for_each(|_| a_function_of_the_program(allocator, stream));
+    // So that the last call is no tail call, whose caller no backtrace knows.
+    std::hint::black_box(());
 }
 
 #[test]
