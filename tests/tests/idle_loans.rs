@@ -169,3 +169,74 @@ fn a_launch_whose_order_is_the_callers_business_still_comes_after_what_borrowed(
         lab.device.run_until_idle();
     });
 }
+
+#[test]
+fn nothing_is_lent_to_a_stream_that_captures() {
+    everywhere(|lab| {
+        let (s, other) = (lab.stream(), lab.stream());
+        let input = lab.block(EAGER, 12 * MIB, &s);
+        lab.fill(&s, &input, 4);
+        let g = serving(lab, &s, &input, 12 * MIB);
+        let options = IdleOptions::new().with_lending(Lending::BeforeGrowth);
+        lab.allocator.set_idle_options(g.pool, options).unwrap();
+        let capture = lab.begin(&other, CaptureOptions::new());
+        let outside = capture.outside().unwrap();
+        let workspace = lab.block(EAGER, 11 * MIB, &other);
+        drop(outside);
+        lab.fill(&other, &workspace, 1);
+        assert_eq!(lab.allocator.stats().idle.loans, 0);
+        let graph = capture.end().unwrap();
+        g.exec.launch(&s).unwrap();
+        lab.wait(&s);
+        assert_eq!(lab.word(&g.output), Some(6));
+        drop((graph, workspace));
+    });
+}
+
+#[test]
+fn launches_loans_and_parking_meet_on_threads() {
+    for config in configs() {
+        let lab = lab(Scheduler::InOrder, config);
+        let streams = [lab.stream(), lab.stream(), lab.stream()];
+        let input = lab.block(EAGER, 6 * MIB, &streams[0]);
+        lab.fill(&streams[0], &input, 4);
+        lab.wait(&streams[0]);
+        let graphs = [0, 1].map(|at| serving(&lab, &streams[at], &input, 6 * MIB));
+        for g in &graphs {
+            let options = IdleOptions::new().with_lending(Lending::BeforeGrowth).with_on_loan(OnLoan::Wait);
+            lab.allocator.set_idle_options(g.pool, options).unwrap();
+        }
+        std::thread::scope(|scope| {
+            for (g, s) in graphs.iter().zip(&streams) {
+                let lab = &lab;
+                scope.spawn(move || {
+                    for _ in 0..60 {
+                        g.exec.launch(s).unwrap();
+                        lab.wait(s);
+                    }
+                });
+            }
+            let (lab, s) = (&lab, &streams[2]);
+            scope.spawn(move || {
+                for round in 0..60 {
+                    let loan = lab.block(EAGER, 3 * MIB, s);
+                    lab.fill(s, &loan, round);
+                    lab.wait(s);
+                    assert_eq!(lab.word(&loan), Some(round));
+                }
+            });
+            let graphs = &graphs;
+            scope.spawn(move || {
+                for round in 0..60 {
+                    match lab.allocator.park_pool(graphs[round % 2].pool) {
+                        Ok(_) | Err(AllocError::Pool(PoolError::LoansOut { .. } | PoolError::Busy { .. })) => {}
+                        Err(e) => panic!("{e}"),
+                    }
+                }
+            });
+        });
+        lab.device.run_until_idle();
+        assert!(graphs.iter().all(|g| lab.word(&g.output) == Some(6)));
+        lab.assert_clean();
+    }
+}

@@ -293,20 +293,25 @@ fn a_parked_pool_that_nobody_uses_any_more_leaves_nothing() {
 #[test]
 fn a_pool_outlives_its_allocator_parked_or_not() {
     for config in configs() {
-        let lab = lab(Scheduler::InOrder, config);
-        let s = lab.stream();
-        let input = lab.block(EAGER, 3 * MIB, &s);
-        lab.fill(&s, &input, 1);
-        let g = serving(&lab, &s, &input, 3 * MIB);
-        lab.allocator.park_pool(g.pool).unwrap();
-        let Lab { device, allocator, captures } = lab;
-        drop((allocator, captures));
-        g.exec.launch(&s).unwrap();
-        device.run_until_idle();
-        assert_eq!(device.read_bytes(g.output.address(), 4), Some(vec![3, 0, 0, 0]));
-        drop((g, input, s));
-        assert_eq!((device.memory_in_use(), device.address_space_in_use()), (0, 0));
-        assert_eq!(device.reports(), []);
+        for wakes in [true, false] {
+            let lab = lab(Scheduler::InOrder, config.clone());
+            let s = lab.stream();
+            let input = lab.block(EAGER, 3 * MIB, &s);
+            lab.fill(&s, &input, 1);
+            let g = serving(&lab, &s, &input, 3 * MIB);
+            g.output.allocation().set_contents(Contents::Copied).unwrap();
+            lab.allocator.park_pool(g.pool).unwrap();
+            let Lab { device, allocator, captures } = lab;
+            drop((allocator, captures));
+            if wakes {
+                g.exec.launch(&s).unwrap();
+                device.run_until_idle();
+                assert_eq!(device.read_bytes(g.output.address(), 4), Some(vec![3, 0, 0, 0]));
+            }
+            drop((g, input, s));
+            assert_eq!((device.memory_in_use(), device.address_space_in_use()), (0, 0));
+            assert_eq!(device.reports(), []);
+        }
     }
 }
 

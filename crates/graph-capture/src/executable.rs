@@ -162,7 +162,8 @@ impl<D: GraphDevice> Executable<D> {
         self.launch_with(stream, LaunchOptions::default())
     }
 
-    /// Submits one run of the graph to `stream`. Never waits on the host. On a stream where its pools' last graph ran too it costs two locks
+    /// Submits one run of the graph to `stream`. Waits on the host only where its pools' options say so: to wake one that is parked, or for the
+    /// free of a loan. On a stream where its pools' last graph ran too it costs two locks
     /// a pool and no driver call but the launch; else one event and one wait at most for each pool, and for each stream whose work still uses
     /// a freed block where the graph writes.
     ///

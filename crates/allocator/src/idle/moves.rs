@@ -172,8 +172,12 @@ impl<D: Device> Inner<D> {
             return None;
         }
         let size = to_units(request.size)?;
+        let lenders = self.pools.lending();
+        if lenders.is_empty() || self.captures_now(request) {
+            return None;
+        }
         let mut found: Vec<(crate::units::Units, Arc<Pool<D>>)> = Vec::new();
-        for pool in self.pools.lending() {
+        for pool in lenders {
             let lending = pool.arena.idle.options.lock().lending;
             let lends = lending == Lending::BeforeGrowth || (short && lending == Lending::WhenShort);
             if !lends || self.shared.registry.is_drawn_from(pool.id) {
@@ -200,6 +204,12 @@ impl<D: Device> Inner<D> {
             }
         }
         None
+    }
+
+    /// Whether a request's stream is capturing: what it gets may be baked into a graph, and would be out for good.
+    fn captures_now(&self, request: &Request<D>) -> bool {
+        let status = || self.shared.driver.capture_status(request.core.handle);
+        !self.shared.registry.is_quiet() && status().map_or(true, |s| s.is_capturing())
     }
 
     /// Gives up a pool whose memory is away, that nobody uses and in which nothing is live: there is nobody to wake it for.
