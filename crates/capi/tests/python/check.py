@@ -51,6 +51,10 @@ try:
 except g.Refused as e:
     assert "once" in str(e)
 
+# With the shim's copies of C++'s functions in everybody's sight, cuDNN crashed at its first convolution.
+everything = ctypes.CDLL(None)
+assert not any(hasattr(everything, f"gpupool_{name}") for name in ("shim_malloc", "torch_malloc")), "seen by every library"
+
 malloc, free = torch.current[0].functions
 malloc.restype = ctypes.c_void_p
 block = malloc(ctypes.c_size_t(3 << 20), 0, ctypes.c_void_p(0))
