@@ -188,3 +188,27 @@ fn found_first_by_search_path_it_serves_what_is_looked_up_through_it() {
     let opened = Built { program, folder: built.folder.clone(), library: built.library.clone() };
     assert_eq!(said(&opened.run(&[], &[])), ["0 1"]);
 }
+
+#[test]
+fn on_a_gpu_contexts_of_a_programs_own_are_served_and_end() {
+    // SAFETY: the driver's own name, whose initialisers may run in any process.
+    if unsafe { libloading::Library::new("libcuda.so.1") }.is_err() {
+        println!("skipped: no CUDA driver");
+        return;
+    }
+    let Some(built) = build("contexts") else { return };
+    let source = format!("{HERE}/tests/c/contexts.c");
+    let compiled = Command::new(compiler().unwrap())
+        .current_dir(&built.folder)
+        .args([&source, "-o", "contexts", "./libcuda.so.1"])
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    // Linked against the made-up driver, run with the real one.
+    std::fs::remove_file(built.folder.join("libcuda.so.1")).unwrap();
+    let program = Built { program: built.folder.join("contexts"), ..built };
+    let with = program.preloaded(&[("GPUPOOL_LOG", "on")], &[]);
+    let lines = said(&with);
+    assert_eq!(lines.iter().filter(|line| line.contains("0 wrong, 1000 launches")).count(), 3, "{lines:?}");
+    assert!(String::from_utf8_lossy(&with.stderr).contains("a context of the program's"));
+}

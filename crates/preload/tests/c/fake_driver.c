@@ -130,3 +130,6 @@ MISSING(cuLaunchKernel) MISSING(cuModuleLoadData) MISSING(cuModuleUnload) MISSIN
 MISSING(cuMemcpyAsync) MISSING(cuMemsetD8_v2) MISSING(cuMemsetD32Async) MISSING(cuMemPoolSetAttribute)
 MISSING(cuMemPoolCreate) MISSING(cuMemPoolDestroy) MISSING(cuMemAllocFromPoolAsync)
 MISSING(cuDeviceGetGraphMemAttribute) MISSING(cuDeviceSetGraphMemAttribute) MISSING(cuDeviceGraphMemTrim)
+
+/* Only linked against. */
+MISSING(cuStreamCreate)
