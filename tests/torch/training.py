@@ -281,7 +281,7 @@ def main():
     parser.add_argument("--shim", default="", help="a shim that was built before")
     parser.add_argument("--worker", action="store_true")
     parser.add_argument("--model", default="")
-    parser.add_argument("--host-time", default="")
+    parser.add_argument("--host-time", default="", help="what build_host_time built before")
     parser.add_argument("--operations", default="")
     options = parser.parse_args()
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -295,7 +295,7 @@ def main():
     if not options.shim:
         options.shim = gpupool_torch.build_shim(library)
     with tempfile.TemporaryDirectory() as folder:
-        program, operations = build_host_time(folder), os.path.join(folder, "operations.json")
+        program, operations = options.host_time or build_host_time(folder), os.path.join(folder, "operations.json")
         models = options.models.split(",")
         turns = [(model, name) for model in models for _ in range(options.repeat) for name in ("torch", "gpupool")]
         paths = {"torch": "", "gpupool": library}
