@@ -266,7 +266,8 @@ def compared(model, native, ours):
         print(f"  allocator's host time for a step of {n} requests and frees: torch {theirs / 1e3:.1f} us ({theirs / n:.0f} ns a pair), gpupool "
               f"{mine / 1e3:.1f} us through torch ({mine / n:.0f} ns a pair, ratio {mine / theirs:.3f}), {alone / 1e3:.1f} us alone "
               f"({alone / n:.0f} ns a pair, ratio {alone / theirs:.3f})")
-        if mine > 0.5 * theirs:
+        # What torch keeps of a plug-in's blocks is not the allocator's time; it is printed all the same.
+        if alone > 0.5 * theirs:
             misses.append("host time")
     return misses
 
