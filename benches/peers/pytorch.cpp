@@ -5,6 +5,11 @@
 
 #include "peer.h"
 
+// Of c10, in no header of it: libtorch says with it which devices it has touched. Without libtorch, which is too large to link here, we do.
+namespace c10::cuda::_internal {
+void setHasPrimaryContext(bool (*has)(DeviceIndex));
+}
+
 namespace {
 
 namespace torch_allocator = c10::cuda::CUDACachingAllocator;
@@ -12,6 +17,7 @@ namespace torch_allocator = c10::cuda::CUDACachingAllocator;
 struct PyTorch : Peer {
   PyTorch() {
     static const bool once = [] {
+      c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
       torch_allocator::init(1);
       return true;
     }();
