@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use gpupool_allocator::config::{LimitSource, Rounding};
-use gpupool_allocator::{AllocError, Filter, PoolId};
+use gpupool_allocator::{AllocError, Filter, PoolId, Preset};
 use gpupool_device::Call;
-use gpupool_tests::lab::{BACKINGS, Backing, Block, Lab, MIB, segments};
+use gpupool_tests::lab::{BACKINGS, Backing, Block, Lab, MIB, pages, segments};
 
 /// The first part of entry 1: a large block, freed, and small ones that live on.
 fn carved_up(lab: &Lab) -> Vec<Block> {
@@ -353,6 +353,44 @@ fn with_decay_what_nobody_uses_for_a_while_goes_back_and_what_is_used_stays() {
         let y = lab.alloc(1, 2_000);
         assert!(before > 0 && lab.reserved() < before + 2_000, "{backing:?}: {} after {before}", lab.reserved());
         lab.free(y);
+        lab.done();
+    }
+}
+
+// Entry 9.
+#[test]
+fn free_pages_that_nobody_used_for_a_while_go_back_from_within_ranges() {
+    const SECOND: u64 = 1_000_000_000;
+    for preset in [Preset::Memory, Preset::Balanced] {
+        let lab = Lab::with(pages(preset).with_idle_decay(10 * SECOND), 10_000);
+        let decay = |seconds: u64| {
+            lab.device.sim.pass_time(seconds * SECOND);
+            let trimmed = lab.allocator.decay().unwrap();
+            lab.check();
+            trimmed.released_bytes / MIB
+        };
+        // Something stays live in the middle, so that no range is ever free as a whole.
+        let [a, stays, b] = [300, 2, 200].map(|n| lab.alloc(1, n));
+        [a, b].into_iter().for_each(|b| lab.free(b));
+        assert_eq!(decay(100), 0, "time counts from the first look");
+        let x = lab.alloc(1, 200);
+        assert_eq!(decay(9), 0);
+        lab.free(x);
+        assert_eq!(decay(1), 300, "{preset:?}: all but what was used meanwhile");
+        assert_eq!(lab.reserved(), 202);
+        let x = lab.alloc(1, 200);
+        lab.run_until(1, &x, lab.device.sim.tick() + 1);
+        lab.free(x);
+        assert_eq!((decay(1), decay(11)), (0, 0), "the device still uses it");
+        lab.finish();
+        assert_eq!((decay(1), lab.reserved()), (200, 2));
+        // Growth looks too.
+        lab.free(lab.alloc(1, 300));
+        decay(0);
+        lab.device.sim.pass_time(10 * SECOND);
+        let y = lab.alloc(2, 400);
+        assert_eq!(lab.reserved(), 402, "{preset:?}");
+        [y, stays].into_iter().for_each(|b| lab.free(b));
         lab.done();
     }
 }

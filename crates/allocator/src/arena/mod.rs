@@ -22,6 +22,7 @@ mod segment;
 mod uses;
 mod validate;
 
+use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
 
@@ -104,6 +105,8 @@ pub(crate) struct ArenaState {
     pub(crate) leaving: Vec<Leaving>,
     /// What is away, held for that reason, or on loan.
     pub(crate) idle: IdleState,
+    /// Free pieces by ordinal that were seen free: their stamp then, and when that was. Only where idle memory decays.
+    pub(crate) idle_pieces: HashMap<u64, (u64, u64)>,
     /// Set while a request is served that has been asked whether a handle should be cut for it.
     pub(crate) uncut: bool,
 }
@@ -149,6 +152,7 @@ impl<D: Device> Arena<D> {
             repetition: Repetition::default(),
             history: Arc::clone(&shared.history),
             leaving: Vec::new(),
+            idle_pieces: HashMap::new(),
             idle: IdleState::default(),
             uncut: false,
         };

@@ -83,6 +83,9 @@ impl<D: Device> Inner<D> {
             return Ok(Outcome::Nothing);
         }
         request.arena.settle_leaving(false)?;
+        if haste == Haste::Usual && self.shared.config.idle_decay().is_some() {
+            self.decay()?;
+        }
         let rules = self.rules_for(&rules, request.size);
         let begun = self.shared.driver.device().now();
         let repeats = request.pool.is_none()

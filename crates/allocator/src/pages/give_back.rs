@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use gpupool_device::{Address, Device};
 
+use super::plan::Candidate;
 use super::table::Piece;
 use crate::arena::{Arena, BlockId, Lane};
 use crate::error::AllocError;
@@ -30,6 +31,19 @@ impl<D: Device> Arena<D> {
         out: &mut Trimmed,
         may: impl Fn() -> bool,
     ) -> Result<(), AllocError> {
+        self.give_back_these(pick, |_| true, patience, most, out, may)
+    }
+
+    /// As [`give_back_pages`](Self::give_back_pages), those that `which` accepts.
+    pub(crate) fn give_back_these(
+        &self,
+        pick: impl Fn(&Lane) -> bool,
+        which: impl Fn(&Candidate) -> bool,
+        patience: Patience,
+        most: u64,
+        out: &mut Trimmed,
+        may: impl Fn() -> bool,
+    ) -> Result<(), AllocError> {
         let Some(rules) = self.shared.rules.pages else { return Ok(()) };
         self.settle_leaving(patience == Patience::Everything)?;
         let lanes: Vec<(u32, Arc<StreamCore>)> = {
@@ -49,7 +63,7 @@ impl<D: Device> Arena<D> {
             };
             let Some(newest) = newest else { continue };
             core.look(&self.shared, newest, patience == Patience::Everything)?;
-            let stretches = self.stretches(lane, rules.page);
+            let stretches = self.stretches(lane, rules.page, &which);
             for stretch in stretches {
                 if out.released_bytes >= target {
                     break;
@@ -66,10 +80,11 @@ impl<D: Device> Arena<D> {
     }
 
     /// The free pieces of a lane, neighbours of one block together as long as the same is known of them; from the back of each block.
-    fn stretches(&self, lane: u32, page: Units) -> Vec<Stretch> {
+    fn stretches(&self, lane: u32, page: Units, which: impl Fn(&Candidate) -> bool) -> Vec<Stretch> {
         let state = self.lock();
         let core = &state.lanes[lane as usize].core;
         let mut found = state.candidates(page, &[lane]);
+        found.retain(which);
         found.sort_unstable_by_key(|c| (c.block, std::cmp::Reverse(c.offset)));
         let mut out: Vec<Stretch> = Vec::new();
         for c in found {

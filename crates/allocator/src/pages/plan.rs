@@ -68,6 +68,7 @@ pub(crate) struct Candidate {
     pub(crate) offset: Units,
     pub(crate) units: Units,
     pub(crate) since: u64,
+    pub(crate) ordinal: u64,
 }
 
 impl ArenaState {
@@ -139,6 +140,7 @@ impl ArenaState {
                     offset,
                     units: p.units,
                     since: p.since,
+                    ordinal: p.ordinal,
                 }));
             }
         }

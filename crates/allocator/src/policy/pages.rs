@@ -60,12 +60,12 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
 /// The presets: the largest handle, what a page kept from the driver is worth in nanoseconds, and whether growth takes what a segment would.
 fn preset(preset: Preset, page: Units) -> PageRules {
     const MIB: Units = 2048;
-    // Two such handles serve a request of 20 MiB.
-    let ten = page.max(10 * MIB);
+    // Many enough to move, few enough to make: 2 to 3.5 ms a GiB.
+    let middling = page.max(16 * MIB);
     let (largest, worth, in_segments) = match preset {
         Preset::Memory => (page, u64::MAX, false),
-        Preset::Balanced => (ten, 400_000, false),
+        Preset::Balanced => (middling, 400_000, false),
         Preset::Latency => (Units::MAX, 0, true),
     };
-    PageRules { page, largest, largest_if_short: largest.min(ten), worth, in_segments }
+    PageRules { page, largest, largest_if_short: largest.min(middling), worth, in_segments }
 }
