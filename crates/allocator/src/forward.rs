@@ -34,21 +34,6 @@ pub(crate) fn bring_forward(
             Action::SegmentFree if by_address.get(&event.address).is_some_and(|(at, _)| *at < event.sequence) => {
                 by_address.remove(&event.address);
             }
-            Action::SegmentMap => {
-                let of = by_address.range(..=event.address).next_back();
-                let known = of.is_some_and(|(_, (_, run))| run.contains(event.address));
-                if !known {
-                    by_address.insert(event.address, (event.sequence, fresh(event)));
-                }
-            }
-            Action::SegmentUnmap => {
-                let of = by_address.range(..=event.address).next_back();
-                let run = of.filter(|(_, (at, run))| *at < event.sequence && run.contains(event.address));
-                if let Some((at, run)) = run.map(|(key, _)| *key).and_then(|key| by_address.remove(&key)) {
-                    let [before, after] = without(run, event);
-                    by_address.extend(before.into_iter().chain(after).map(|run| (run.address, (at, run))));
-                }
-            }
             Action::Alloc | Action::FreeRequested | Action::FreeCompleted => {
                 let of = by_address.range_mut(..=event.address).next_back();
                 if let Some((_, (at, segment))) = of
@@ -62,21 +47,6 @@ pub(crate) fn bring_forward(
         }
     }
     by_address.into_values().map(|(_, segment)| segment).collect()
-}
-
-/// What is left of a run of pages on both sides of what is no longer mapped.
-fn without(run: SegmentState, event: &Event) -> [Option<SegmentState>; 2] {
-    let (start, end) = (event.address, event.address.offset(event.size));
-    let part = |from: Address, to: Address| {
-        let inside = run.blocks.iter().filter_map(|block| {
-            let (first, last) = (block.address.max(from), block.address.offset(block.size).min(to));
-            (first < last).then(|| BlockState { address: first, size: last.offset_from(first), ..block.clone() })
-        });
-        let blocks: Vec<BlockState> = inside.collect();
-        let size = blocks.iter().map(|block| block.size).sum();
-        (size > 0).then(|| SegmentState { address: from, size, blocks, ..run.clone() })
-    };
-    [part(run.address, start), part(end, run.address.offset(run.size))]
 }
 
 /// A segment that was taken after its arena was looked at.
