@@ -548,6 +548,11 @@ impl ArenaCounters {
         self.active_bytes.current(&self.allocated_bytes)
     }
 
+    /// Bytes of all blocks that were ever handed out.
+    pub(crate) fn handed_out_bytes(&self) -> i64 {
+        self.allocated_bytes.parts.iter().map(|part| part.raw().0).sum()
+    }
+
     /// The most they were.
     #[inline]
     pub(crate) fn active_peak_bytes(&self) -> i64 {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpupool_device::{Device, DriverResult};
 
-use crate::arena::{Arena, BlockId, LaneKind, NONE};
+use crate::arena::{Arena, ArenaGuard, BlockId, LaneKind, NONE};
 use crate::error::{AllocError, FreeError};
 use crate::history::Action;
 use crate::ids::StreamId;
@@ -32,12 +32,32 @@ impl<D: Device> Shared<D> {
 }
 
 impl<D: Device> Arena<D> {
-    /// The usual free: nothing unusual is under way, and nothing but its own stream used the block. Whether that was so; if not, nothing has
-    /// changed and [`free`](Self::free) must do it.
+    /// The usual free: nothing unusual is under way, and nothing but its own stream used the block, or others outside captures. Whether that
+    /// was so; if not, nothing has changed and [`free`](Self::free) must do it.
     #[inline]
     pub(crate) fn usual_free(&self, id: BlockId, generation: u32) -> bool {
-        self.shared.attention() & (RECORDS | QUARANTINES | BINLESS) == 0
-            && self.lock().usual_free(id, generation, &self.counters)
+        if self.shared.attention() & (RECORDS | QUARANTINES | BINLESS) != 0 {
+            return false;
+        }
+        let mut state = self.lock();
+        state.usual_free(id, generation, &self.counters) || self.recorded_free(state, id, generation)
+    }
+
+    /// Frees a block that other streams used, outside captures; whether it was one.
+    #[inline(never)]
+    fn recorded_free(&self, mut state: ArenaGuard<'_, D>, id: BlockId, generation: u32) -> bool {
+        if self.shared.rules.capture_context != CaptureContext::ByCall || !state.is_live(id, generation) {
+            return false;
+        }
+        let block = &state.blocks[id];
+        if block.uses == NONE || state.lanes[block.lane as usize].kind == LaneKind::Capture {
+            return false;
+        }
+        state.request_free(id, &self.counters);
+        let to_mark = state.make_pending(id, self.share(), &self.counters);
+        drop(state);
+        self.mark_for_pending(&to_mark);
+        true
     }
 
     /// Frees a block: at once when nothing but its own stream used it, else once the recorded streams are done with it.
@@ -46,8 +66,7 @@ impl<D: Device> Arena<D> {
     pub(crate) fn free(self: &Arc<Self>, id: BlockId, generation: u32) -> Result<(), FreeError> {
         let attention = self.shared.attention();
         let caller = if attention & RECORDS != 0 { self.shared.history.caller() } else { None };
-        let asks = self.shared.rules.capture_context != CaptureContext::ByCall;
-        let to_mark = {
+        let in_capture_lane = {
             let mut state = self.lock();
             if !state.is_live(id, generation) {
                 return Err(FreeError::NotLive { address: gpupool_device::Address::NULL });
@@ -68,20 +87,14 @@ impl<D: Device> Arena<D> {
             }
             state.note_freed(id, &[Action::FreeRequested], caller.as_ref());
             state.request_free(id, &self.counters);
-            let in_capture_lane = state.lanes[state.blocks[id].lane as usize].kind == LaneKind::Capture;
-            if in_capture_lane || asks {
-                drop(state);
-                // A capture whose state cannot be asked may be under way: deferring is always safe.
-                if in_capture_lane || self.shared.in_capture().unwrap_or(true) {
-                    self.defer(id);
-                } else {
-                    self.make_pending(id);
-                }
-                return Ok(());
-            }
-            state.make_pending(id, self.share(), &self.counters)
+            state.lanes[state.blocks[id].lane as usize].kind == LaneKind::Capture
         };
-        self.mark_for_pending(&to_mark);
+        // A capture whose state cannot be asked may be under way: deferring is always safe.
+        if in_capture_lane || self.shared.in_capture().unwrap_or(true) {
+            self.defer(id);
+        } else {
+            self.make_pending(id);
+        }
         Ok(())
     }
 

@@ -5,13 +5,19 @@
 //! arena may have without anybody being told. Requests that stay below the ceilings touch nothing shared.
 //!
 //! * **K1** Outside a lock's hold, an arena's figure is at most its ceiling.
-//! * **K2** The ceilings of all arenas add up to `ceilings`, which is at most `peak`.
-//! * **K3** A peak is only raised to a sum of figures that were there at one moment.
+//! * **K2** The ceilings of all arenas add up to `ceilings`, which is at most `exact` and a tolerance, at first 0.
+//! * **K3** `exact` is only raised to a sum of figures that were there at one moment. The peak that is told is the greatest that `exact` or
+//!   `ceilings` ever was.
 //!
-//! A request whose figure passes the ceiling raises it on its way out, when it holds no lock: from what is left between `ceilings` and
-//! `peak` if that is enough. Else all arenas are stopped for the moment it takes to lower each ceiling to the figure; only if the sum of
-//! those is above the peak is there a new peak. So peaks are exact, in the order in which requests come out; a workload that has seen its
-//! peak seldom comes here; and a peak never drops when an arena goes, since the peak is not the arena's.
+//! A request whose figure passes the ceiling raises it on its way out, when it holds no lock: from what is left below `exact` if that is
+//! enough. Else all arenas are stopped for the moment it takes to lower each ceiling to the figure; only if the sum of those is above
+//! `exact` is there a new peak, and else what is left is shared out. So peaks are exact, in the order in which requests come out; a
+//! workload that has seen its peak seldom comes here; and a peak never drops when an arena goes, since the peak is not the arena's.
+//!
+//! Many threads whose figures go up and down, each at its own time, would stop each other for ever: their figures hardly ever peak
+//! together, so what each needs does not fit below what all had at once. So after [`PATIENCE`] stops in vain a figure is given a
+//! tolerance, which grows with further ones until they end. A peak reads high by that at most. 16 threads with 256 blocks each did 1.2
+//! times as much as one before that.
 //!
 //! An arena in which nothing has happened between two such stops is *at rest*: its ceilings are its figures, and it is left alone until it
 //! tells that something has happened in it. So a stop costs as much as there are arenas in use, however many pools lie about.
@@ -108,6 +114,16 @@ impl Telling {
     }
 }
 
+/// Stops that raise no peak before a figure is tolerated to read high, and before it is tolerated to read twice as high.
+const PATIENCE: u32 = 1_024;
+/// The tolerance begins at this part of the peak (a 32nd), and ends at the peak itself.
+const FIRST_SHIFT: u32 = 5;
+/// It is at least this for each arena: blocks, and bytes.
+const LEAST_BLOCKS: i64 = 16;
+const LEAST_BYTES: i64 = 2 << 20;
+/// The figures that are bytes, in the order of [`ArenaCounters::figures`].
+const BYTES: std::ops::Range<usize> = 9..21;
+
 /// An arena that was never looked at.
 const NEVER: i64 = -1;
 
@@ -126,9 +142,25 @@ struct Books<D: Device> {
     at_rest: [i64; FIGURES],
     /// All arenas' ceilings together, figure by figure.
     ceilings: [i64; FIGURES],
+    /// The most there was at one moment, as far as anybody looked.
+    exact: [i64; FIGURES],
+    /// How often all arenas were stopped for a figure that was no new peak.
+    in_vain: [u32; FIGURES],
 }
 
 impl<D: Device> Books<D> {
+    /// By how much a figure of so many arenas in use may read high.
+    fn tolerance(&self, at: usize, arenas: usize) -> i64 {
+        let Some(doubled) = (self.in_vain[at] / PATIENCE).checked_sub(1) else { return 0 };
+        let least = if BYTES.contains(&at) { LEAST_BYTES } else { LEAST_BLOCKS };
+        (self.exact[at] >> FIRST_SHIFT.saturating_sub(doubled)).max(least * arenas as i64)
+    }
+
+    /// What ceilings may still be raised by.
+    fn left(&self, at: usize, arenas: usize) -> i64 {
+        self.exact[at] + self.tolerance(at, arenas) - self.ceilings[at]
+    }
+
     /// Something has happened in an arena that may have been at rest. Under its lock.
     fn wake(&mut self, arena: &Arena<D>) {
         let Some(at) = self.resting.iter().position(|a| std::ptr::eq(a.as_ptr(), arena)) else { return };
@@ -164,7 +196,14 @@ pub(crate) struct Peaks<D: Device> {
 
 impl<D: Device> Peaks<D> {
     pub(crate) fn new(every_change: bool) -> Self {
-        let books = Books { in_use: Vec::new(), resting: Vec::new(), at_rest: [0; FIGURES], ceilings: [0; FIGURES] };
+        let books = Books {
+            in_use: Vec::new(),
+            resting: Vec::new(),
+            at_rest: [0; FIGURES],
+            ceilings: [0; FIGURES],
+            exact: [0; FIGURES],
+            in_vain: [0; FIGURES],
+        };
         Self { books: Mutex::new(Rank::Peaks, books), peaks: std::array::from_fn(|_| AtomicI64::new(0)), every_change }
     }
 
@@ -219,12 +258,12 @@ impl<D: Device> Peaks<D> {
             let telling = &arena.counters.telling;
             telling.due.store(telling.always.load(Relaxed), Relaxed);
             for (at, (current, peak)) in arena.counters.figures().into_iter().enumerate() {
-                let (sum, more) = (&mut books.ceilings[at], current - peak.ceiling.load(Relaxed));
+                let more = current - peak.ceiling.load(Relaxed);
                 if self.every_change && telling.always.load(Relaxed) {
-                    *sum += more;
+                    books.ceilings[at] += more;
                     peak.set_ceiling(current);
-                    self.peaks[at].fetch_max(*sum, Relaxed);
-                } else if more > 0 && !self.grant(at, sum, peak, more) {
+                    self.peaks[at].fetch_max(books.ceilings[at], Relaxed);
+                } else if more > 0 && !self.grant(&mut books, at, peak, more) {
                     wanting.push(at);
                 }
             }
@@ -236,35 +275,39 @@ impl<D: Device> Peaks<D> {
         drop(seen);
     }
 
-    /// Raises a ceiling by `more` and some, if that is left below the peak.
-    fn grant(&self, at: usize, sum: &mut i64, peak: &Peak, more: i64) -> bool {
-        let left = self.peaks[at].load(Relaxed) - *sum;
+    /// Raises a ceiling by `more` and some, if that is left.
+    fn grant(&self, books: &mut Books<D>, at: usize, peak: &Peak, more: i64) -> bool {
+        let left = books.left(at, books.in_use.len());
         if more > left {
             return false;
         }
         let granted = more + (left - more) / SHARE;
-        *sum += granted;
+        books.ceilings[at] += granted;
         peak.set_ceiling(peak.ceiling.load(Relaxed) + granted);
+        self.peaks[at].fetch_max(books.ceilings[at], Relaxed);
         true
     }
 
-    /// Lowers the ceilings of some figures in all arenas to what is there at one moment, and raises the peaks that this passes. Returns the
-    /// arenas it looked at.
+    /// Lowers the ceilings of some figures in all arenas to what is there at one moment, raises the peaks that this passes, and shares half
+    /// of what is left. Returns the arenas it looked at.
     fn sweep(&self, books: &mut Books<D>, wanting: &[usize]) -> Vec<Arc<Arena<D>>> {
         let in_use = books.in_use.drain(..).filter_map(|a| Some((a.arena.upgrade()?, a.seen)));
         let (arenas, seen): (Vec<_>, Vec<_>) = in_use.unzip();
         // Nobody else holds more than one, since that takes the lock of the books.
         let held: Vec<_> = arenas.iter().map(|a| a.lock_beside_others()).collect();
         let figures: Vec<_> = arenas.iter().map(|a| a.counters.figures()).collect();
-        for at in wanting {
-            let mut sum = books.at_rest[*at];
-            for arena in &figures {
-                let (current, peak) = &arena[*at];
-                peak.set_ceiling(*current);
-                sum += current;
+        for at in wanting.iter().copied() {
+            let sum = books.at_rest[at] + figures.iter().map(|arena| arena[at].0).sum::<i64>();
+            if sum > books.exact[at] {
+                books.exact[at] = sum;
+            } else {
+                books.in_vain[at] = books.in_vain[at].saturating_add(1);
             }
-            books.ceilings[*at] = sum;
-            self.peaks[*at].fetch_max(sum, Relaxed);
+            books.ceilings[at] = sum;
+            let each = (books.left(at, figures.len()) / 2 / figures.len().max(1) as i64).max(0);
+            figures.iter().for_each(|arena| arena[at].1.set_ceiling(arena[at].0 + each));
+            books.ceilings[at] += each * figures.len() as i64;
+            self.peaks[at].fetch_max(books.exact[at].max(books.ceilings[at]), Relaxed);
         }
         drop(figures);
         for (arena, seen) in arenas.iter().zip(seen) {
@@ -284,6 +327,8 @@ impl<D: Device> Peaks<D> {
     pub(crate) fn reset(&self) {
         let mut books = self.books.lock();
         let all: Vec<usize> = (0..FIGURES).collect();
+        // With no peak to stay below, nothing is left to be shared.
+        (books.exact, books.in_vain) = ([0; FIGURES], [0; FIGURES]);
         let arenas = self.sweep(&mut books, &all);
         for (peak, sum) in self.peaks.iter().zip(books.ceilings) {
             peak.store(sum, Relaxed);

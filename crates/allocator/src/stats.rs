@@ -14,7 +14,9 @@ use crate::totals::{IdleStats, PageStats};
 /// What PyTorch calls `memory_stats`, and more. Bytes, or counts.
 ///
 /// Current and cumulative figures are exact at any quiet moment. A peak over several streams is the most there was at once, in the order
-/// in which the requests that made it came back; streams and pools that are gone stay in it.
+/// in which the requests that made it came back; streams and pools that are gone stay in it. Where many threads go up and down for long,
+/// each at its own time, it may read high, by as much again at worst; with
+/// [`exact_peaks`](crate::Config::exact_peaks) it never does.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Stats {

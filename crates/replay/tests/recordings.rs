@@ -66,6 +66,28 @@ fn every_policy_completes_every_recording_in_every_turn() {
     }
 }
 
+/// What lies in a bin is not merged, so larger blocks are cut up in its place. A recording takes at most a hundredth more for that, and
+/// three hundredths where it comes again and memory is no longer given back.
+#[test]
+fn bins_take_hardly_more_memory_than_no_bins() {
+    let mut over = Vec::new();
+    for name in NAMES {
+        let trace = recording(name);
+        let turns = |bins| {
+            let options = Options { iterations: 3, bins, ..options(Policy::Segments) };
+            replay(&trace, &options).report.iterations.into_iter().map(|turn| turn.peak_reserved)
+        };
+        for (turn, (with, without)) in turns(true).zip(turns(false)).enumerate() {
+            let hundredths = if turn == 0 { 1 } else { 3 };
+            println!("{name}, turn {turn}: {with} bytes with bins, {without} without");
+            if with > without + without / 100 * hundredths {
+                over.push(format!("{name}, turn {turn}: {with} bytes with bins, {without} without"));
+            }
+        }
+    }
+    assert!(over.is_empty(), "{over:#?}");
+}
+
 #[test]
 fn the_smallest_capacity_suffices_and_one_step_less_does_not() {
     for (name, policy) in

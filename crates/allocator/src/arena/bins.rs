@@ -13,8 +13,9 @@ use crate::units::{Units, to_bytes};
 const SLOTS: usize = 64;
 /// Most blocks in one bin.
 const MAX_BLOCKS: u32 = 64;
-/// Most bytes in one bin, unless it holds a single block.
-const MAX_BYTES: u64 = 8 << 20;
+/// Most bytes in one bin; larger blocks are never binned. What lies in a bin keeps its neighbours apart: single blocks of any size in bins
+/// doubled what `gnn_sampling` reserves in later turns.
+const MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug)]
 struct Bin {
@@ -68,10 +69,13 @@ impl Bins {
     pub(crate) fn push(&mut self, block: &mut Block, id: BlockId) -> bool {
         let size = block.size;
         let bin = &mut self.slots.0[slot_of(size)];
+        if u64::from(bin.count + 1) * to_bytes(size) > MAX_BYTES {
+            return false;
+        }
         if bin.count == 0 {
             bin.size = size;
             bin.head = NONE;
-        } else if bin.size != size || bin.count >= MAX_BLOCKS || u64::from(bin.count + 1) * to_bytes(size) > MAX_BYTES {
+        } else if bin.size != size || bin.count >= MAX_BLOCKS {
             return false;
         }
         block.right = bin.head;

@@ -65,6 +65,7 @@ impl ArenaState {
             counters.went_into_bin(part, to_bytes(block.size) as i64, block.is_split());
             return;
         }
+        self.repetition.look(counters);
         self.stamp(id);
         self.merge(id, 0, 0, counters);
     }
@@ -74,6 +75,7 @@ impl ArenaState {
         let (part, bytes) = self.disowned(id, counters);
         counters.freed(part, bytes, self.blocks[id].requested as i64);
         self.repetition.block_freed(counters);
+        self.repetition.look(counters);
         self.stamp(id);
         self.merge(id, 0, 0, counters);
     }

@@ -56,8 +56,12 @@ impl ArenaState {
     pub(super) fn take_indexed(&mut self, lane: u32, neutral: Option<u32>, size: u64) -> Option<BlockId> {
         let units = to_units(size)?;
         let Self { lanes, blocks, segments, rules, .. } = self;
-        let best = |lane: u32| lanes[lane as usize].index.best_fit(blocks, units);
-        let fit = match (best(lane), neutral.and_then(best)) {
+        let index = |lane: u32| &lanes[lane as usize].index;
+        let own = index(lane).best_fit(blocks, units);
+        // What the neutral lane has is mostly larger.
+        let better = |lane: &u32| own.is_none_or(|own| index(*lane).has_within(units, blocks[own.id].size));
+        let shared = neutral.filter(better).and_then(|lane| index(lane).best_fit(blocks, units));
+        let fit = match (own, shared) {
             (Some(own), Some(shared)) => {
                 let key = |fit: Found| Key::of(blocks, segments, fit.id);
                 if key(own) <= key(shared) { own } else { shared }

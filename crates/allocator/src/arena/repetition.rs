@@ -7,6 +7,9 @@
 //!
 //! Where memory is made of pages, moving them is the trade. There growth takes its place up to some room beyond the peak, which gets larger
 //! as long as a repetition still takes much of the driver.
+//!
+//! A workload that never frees everything repeats itself too if it *holds its level*: it has handed out its peak a few times over since it
+//! last wanted more than ever before, and has never gone far below that.
 
 use crate::counters::ArenaCounters;
 
@@ -29,6 +32,10 @@ const DOUBLED_ROOM: u64 = 8;
 const MUCH: u64 = 8;
 /// From the second repetition on one that has taken this part moves nothing more.
 const ENOUGH: u64 = 16;
+/// A workload holds its level once it has handed out its peak so many times over without a new one...
+const TURNOVERS: i64 = 4;
+/// ... and had at least this part of it (seven eighths) active all the time.
+const LEVEL: (i64, i64) = (7, 8);
 
 /// Whether the arena repeats itself.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,6 +49,19 @@ pub(crate) struct Repetition {
     room: u64,
     /// Repetitions that took any of the driver and are over.
     over: u32,
+    level: Level,
+    /// Set while the level is held: the most bytes that were active.
+    held: Option<i64>,
+}
+
+/// What happened since the most bytes ever were active.
+#[derive(Clone, Copy, Debug, Default)]
+struct Level {
+    peak: i64,
+    /// The fewest that were active since, as far as anybody looked.
+    least: i64,
+    /// All bytes handed out until then.
+    handed_out: i64,
 }
 
 impl Repetition {
@@ -85,18 +105,36 @@ impl Repetition {
         peak.saturating_add((peak / 16).saturating_mul(self.room))
     }
 
+    /// Looks how far below its peak the workload is. Where blocks are merged, which is often enough.
+    #[inline]
+    pub(super) fn look(&mut self, counters: &ArenaCounters) {
+        let (active, peak) = (counters.active_bytes(), counters.active_peak_bytes());
+        if peak != self.level.peak {
+            self.level = Level { peak, least: active, handed_out: counters.handed_out_bytes() };
+        }
+        self.level.least = self.level.least.min(active);
+    }
+
+    /// Whether the workload holds its level.
+    fn is_level(&mut self, counters: &ArenaCounters) -> bool {
+        self.look(counters);
+        let Level { peak, least, handed_out } = self.level;
+        let (part, whole) = LEVEL;
+        counters.handed_out_bytes() - handed_out >= TURNOVERS * peak && least >= peak / whole * part
+    }
+
     /// Whether a request for `more` bytes is part of a repetition. One that wants more than there was ends it.
     pub(crate) fn covers(&mut self, more: u64, counters: &ArenaCounters) -> bool {
         let wanted = counters.active_bytes().saturating_add_unsigned(more);
-        if self.of_peak.is_some_and(|peak| wanted > peak + peak / MARGIN) {
-            self.of_peak = None;
-        }
-        self.of_peak.is_some()
+        let within = |peak: &i64| wanted <= peak + peak / MARGIN;
+        self.of_peak = self.of_peak.filter(within);
+        self.held = self.is_level(counters).then_some(self.level.peak).filter(within);
+        self.of_peak.or(self.held).is_some()
     }
 
     /// What a new segment of at least `bytes` takes in a repetition.
     pub(crate) fn segment_bytes(self, bytes: u64) -> u64 {
-        let Some(peak) = self.of_peak else { return bytes };
+        let Some(peak) = self.of_peak.or(self.held) else { return bytes };
         let step = ((1 << bytes.max(1).ilog2()) / STEPS_PER_POWER).max(SEGMENT_STEP);
         let least = (peak.max(0) as u64 / PART_OF_PEAK).next_multiple_of(SEGMENT_STEP);
         bytes.next_multiple_of(step).max(least)

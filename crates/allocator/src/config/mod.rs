@@ -96,6 +96,7 @@ pub struct Config {
     capture_reuse: bool,
     release_lock_on_malloc: bool,
     caching: bool,
+    bins: bool,
     trim_before_growth: bool,
     exact_peaks: bool,
     trim_above: Option<u64>,
@@ -126,6 +127,7 @@ impl Config {
             capture_reuse: own,
             release_lock_on_malloc: false,
             caching: true,
+            bins: own,
             trim_before_growth: own,
             exact_peaks: !own,
             trim_above: None,
@@ -209,9 +211,11 @@ impl Config {
         if !policy.is_bit_exact() {
             return Ok(());
         }
-        for (setting, value, fixed) in
-            [("trim_before_growth", self.trim_before_growth, false), ("exact_peaks", self.exact_peaks, true)]
-        {
+        for (setting, value, fixed) in [
+            ("bins", self.bins, false),
+            ("trim_before_growth", self.trim_before_growth, false),
+            ("exact_peaks", self.exact_peaks, true),
+        ] {
             if value != fixed {
                 return Err(ConfigError::NotWithPolicy { setting, value, policy });
             }
@@ -257,6 +261,7 @@ mod tests {
             assert_eq!((config.max_split_size(), config.trim_above(), config.memory_limit()), (None, None, None));
             assert_eq!(config.idle_decay(), None);
             assert_eq!((config.garbage_collection_threshold(), config.memory_fraction()), (None, 1.0));
+            assert_eq!(config.bins(), own);
             assert_eq!((config.trim_before_growth(), config.capture_reuse(), config.exact_peaks()), (own, own, !own));
             assert_eq!(config.virtual_memory() == VirtualMemory::WherePossible, own);
             assert!(config.caching());
@@ -280,6 +285,7 @@ mod tests {
                 assert_eq!(config.build(), Err(ConfigError::NoSuchSetting { setting, policy }));
             }
             for (config, setting, value) in [
+                (new().with_bins(true), "bins", true),
                 (new().with_trim_before_growth(true), "trim_before_growth", true),
                 (new().with_exact_peaks(false), "exact_peaks", false),
             ] {

@@ -91,6 +91,13 @@ impl Config {
         self.caching
     }
 
+    /// Whether a freed block is kept as it is for the next request of its very size, and not merged with its neighbours at once. Default:
+    /// yes, and never under the bit-exact policies.
+    #[must_use]
+    pub const fn bins(&self) -> bool {
+        self.bins
+    }
+
     /// Whether idle segments are given back before the allocator grows beyond its previous peak, where giving back does not wait
     /// for the device. Default: yes, and never under the bit-exact policies.
     #[must_use]
@@ -245,6 +252,13 @@ impl Config {
     #[must_use]
     pub fn with_caching(mut self, on: bool) -> Self {
         self.caching = on;
+        self
+    }
+
+    /// Sets [`bins`](Self::bins). The bit-exact policies do not have it.
+    #[must_use]
+    pub fn with_bins(mut self, on: bool) -> Self {
+        self.bins = on;
         self
     }
 

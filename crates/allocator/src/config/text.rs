@@ -8,7 +8,7 @@ const FRACTION: &str = "a fraction, such as 0.5";
 const SWITCH: &str = "on or off";
 const MILLISECONDS: &str = "milliseconds, such as 500";
 const NAMES: &str = "policy, preset, pytorch, memory_limit, memory_fraction, large_segment_size, garbage_collection_threshold, trim_above, \
-                     idle_decay_ms, trim_before_growth, virtual_memory, wait_for_recorded, quarantine, caching";
+                     idle_decay_ms, bins, trim_before_growth, virtual_memory, wait_for_recorded, quarantine, caching";
 
 impl Config {
     /// Reads `name=value` pairs separated by `;`, on top of the defaults of the policy that they name (`segments` without one). Spaces
@@ -62,6 +62,7 @@ impl Config {
                 let milliseconds = value.parse::<u64>().ok().and_then(|ms| ms.checked_mul(1_000_000));
                 self.with_idle_decay(milliseconds.ok_or_else(|| setting(&pair(), MILLISECONDS))?)
             }
+            "bins" => self.with_bins(on()?),
             "trim_before_growth" => self.with_trim_before_growth(on()?),
             "virtual_memory" => {
                 self.with_virtual_memory(if on()? { VirtualMemory::WherePossible } else { VirtualMemory::Never })
@@ -117,7 +118,7 @@ mod tests {
     #[test]
     fn every_setting_can_be_said() {
         let text = "policy=segments; memory_limit=3GiB; memory_fraction=0.5; large_segment_size=32MiB; \
-                    garbage_collection_threshold=0.75; trim_above=64KiB; idle_decay_ms=7; trim_before_growth=off; \
+                    garbage_collection_threshold=0.75; trim_above=64KiB; idle_decay_ms=7; bins=off; trim_before_growth=off; \
                     virtual_memory=off; wait_for_recorded=on; caching=1";
         let expected = Config::new(Policy::Segments)
             .with_memory_limit(3 << 30)
@@ -126,6 +127,7 @@ mod tests {
             .with_garbage_collection_threshold(0.75)
             .with_trim_above(64 << 10)
             .with_idle_decay(7_000_000)
+            .with_bins(false)
             .with_trim_before_growth(false)
             .with_virtual_memory(VirtualMemory::Never)
             .with_wait_for_recorded(true);

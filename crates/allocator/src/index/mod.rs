@@ -101,6 +101,12 @@ impl FreeIndex {
         tree::first(blocks, self.roots[class])
     }
 
+    /// Whether there may be a block between these sizes: whether there is one in their classes. O(1).
+    #[inline]
+    pub(crate) fn has_within(&self, least: Units, most: Units) -> bool {
+        self.len > 0 && self.bitmap.next(class_of(least)).is_some_and(|class| class <= class_of(most))
+    }
+
     /// The largest block. O(log n) in one class, and a scan of the classes.
     pub(crate) fn largest(&self, blocks: &Blocks) -> Option<BlockId> {
         let class = (0..self.roots.len()).rev().find(|c| self.roots[*c] != NONE)?;

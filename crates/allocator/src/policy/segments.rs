@@ -36,7 +36,7 @@ const LADDER: &[Rung] = &[
 pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
     let handles = device.virtual_memory && config.virtual_memory() == VirtualMemory::WherePossible;
     Rules {
-        arena: arena_rules(config, false, true, false),
+        arena: arena_rules(config, false, config.bins(), false),
         single_arena: false,
         handle_granularity: handles.then_some(device.granularity),
         pages: None,

@@ -41,6 +41,8 @@ pub struct Options {
     pub wants_state: bool,
     /// Whether turns are timed.
     pub timed: bool,
+    /// Whether freed blocks are kept in bins, under policies that have any.
+    pub bins: bool,
 }
 
 impl Options {
@@ -48,7 +50,16 @@ impl Options {
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         let capacity = DEFAULT_CAPACITY;
-        Self { policy, preset: None, capacity, iterations: 1, completion_lag: 0, wants_state: false, timed: true }
+        Self {
+            policy,
+            preset: None,
+            capacity,
+            iterations: 1,
+            completion_lag: 0,
+            wants_state: false,
+            timed: true,
+            bins: !policy.is_bit_exact(),
+        }
     }
 }
 
@@ -186,6 +197,7 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
             Some(preset) => config.with_preset(preset),
             None => config,
         };
+        let config = config.with_bins(options.bins);
         let plan = Plan::new(trace, options.completion_lag);
         let meter = Arc::new(Meter::new(device));
         let registry = Arc::new(CaptureRegistry::default());
