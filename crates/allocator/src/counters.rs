@@ -584,9 +584,10 @@ impl ArenaCounters {
         ]
     }
 
-    /// Differs from what it was before if a block was handed out or freed in between.
+    /// Differs from what it was before if a block was handed out, freed or merged in between.
     pub(crate) fn changes(&self) -> i64 {
-        self.allocation.parts.iter().map(|part| part.raw().0 + part.raw().1).sum()
+        let parts = self.allocation.parts.iter().chain(&self.inactive_split.parts).chain(&self.active.pending);
+        parts.map(|part| part.raw().0 + part.raw().1).sum()
     }
 
     /// Every figure that has a peak, in the order of [`Stats::of_arenas`](crate::Stats).

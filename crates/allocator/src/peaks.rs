@@ -92,11 +92,20 @@ impl Peak {
 }
 
 /// Whether an arena has something to tell.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Telling {
-    /// A figure is above its ceiling; or every change is told.
+    /// A figure is above its ceiling; or every change is told; or the next one, since the arena is at rest.
     due: AtomicBool,
     always: AtomicBool,
+    /// How much had happened in it when it was put to rest, or [`NEVER`].
+    rested_at: AtomicI64,
+}
+
+impl Default for Telling {
+    fn default() -> Self {
+        let (due, always) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { due, always, rested_at: AtomicI64::new(NEVER) }
+    }
 }
 
 impl Telling {
@@ -168,6 +177,7 @@ impl<D: Device> Books<D> {
             *sum -= peak.ceiling.load(Relaxed);
         }
         self.in_use.push(InUse { arena: self.resting.swap_remove(at), seen: NEVER });
+        arena.counters.telling.rested_at.store(NEVER, Relaxed);
     }
 
     /// Nothing has happened in an arena since it was last looked at: its ceilings are its figures from now on. Under its lock.
@@ -180,6 +190,7 @@ impl<D: Device> Books<D> {
         }
         self.resting.push(Arc::downgrade(arena));
         // The next change is told.
+        arena.counters.telling.rested_at.store(arena.counters.changes(), Relaxed);
         arena.counters.telling.due.store(true, Relaxed);
     }
 }
@@ -250,6 +261,10 @@ impl<D: Device> Peaks<D> {
     #[cold]
     #[inline(never)]
     pub(crate) fn publish(&self, arena: &Arena<D>) {
+        if arena.counters.telling.rested_at.load(Relaxed) == arena.counters.changes() {
+            // Somebody has looked at it.
+            return;
+        }
         let mut books = self.books.lock();
         let mut wanting = Vec::new();
         {

@@ -14,7 +14,7 @@ mod tree;
 
 use crate::arena::{BlockId, Blocks, NONE};
 use crate::units::Units;
-use classes::{CLASSES, ClassBitmap, class_of};
+use classes::{ClassBitmap, class_of};
 pub(crate) use tree::Found;
 
 /// What orders blocks of equal size: the smaller tie first, then the lower offset. Looked up by segment.
@@ -43,7 +43,7 @@ impl Key {
 #[derive(Clone, Debug)]
 pub(crate) struct FreeIndex {
     bitmap: ClassBitmap,
-    /// Root of each class's tree. Allocated with the first block: most lanes of most pools stay empty.
+    /// Root of each class's tree, up to the largest class that ever held anything: most lanes of most pools stay empty.
     roots: Vec<u32>,
     len: u32,
 }
@@ -59,10 +59,10 @@ impl FreeIndex {
 
     /// Adds a block that is in no index. O(log n) in its class.
     pub(crate) fn insert(&mut self, blocks: &mut Blocks, ties: &impl TieBreak, id: BlockId) {
-        if self.roots.is_empty() {
-            self.roots = vec![NONE; CLASSES];
-        }
         let class = class_of(blocks[id].size);
+        if class >= self.roots.len() {
+            self.roots.resize(class + 1, NONE);
+        }
         self.roots[class] = tree::insert(blocks, ties, self.roots[class], id);
         self.bitmap.set(class);
         self.len += 1;
@@ -94,7 +94,8 @@ impl FreeIndex {
             return None;
         }
         let class = class_of(size);
-        if let found @ Some(_) = tree::lower_bound(blocks, self.roots[class], size) {
+        let root = *self.roots.get(class)?;
+        if let found @ Some(_) = tree::lower_bound(blocks, root, size) {
             return found;
         }
         let class = self.bitmap.next(class + 1)?;
