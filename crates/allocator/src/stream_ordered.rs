@@ -9,7 +9,7 @@
 //!
 //! Allocations and frees of a capturing stream become memory nodes of its graph. Such a block has memory behind it only while a launch of
 //! the graph runs, from its allocation node to its free node; one that is live when the capture ends stays readable until the next launch,
-//! or until the executable is gone, whoever holds its handle. The graph's memory is the driver's to manage: it is no part of the pool.
+//! or until the graph and all executables of it are gone, whoever holds its handle. The graph's memory is the driver's to manage: it is no part of the pool.
 //!
 //! # Invariants
 //!
@@ -190,8 +190,15 @@ impl<D: Device> Inner<D> {
         let before = reserved()?;
         if wait {
             let streams = shared.context.streams.lock().clone();
-            for core in streams.iter().filter(|core| core.is_retired() || core.is_reachable()) {
-                core.look(shared, core.stamp(), true)?;
+            // To have asked an event is not enough: the driver looks at its frees when somebody waits.
+            for core in streams.iter().filter(|core| core.is_usable()) {
+                let event = shared.driver.event()?;
+                let waited = match shared.driver.event_record_outside_captures(event, core.handle) {
+                    Ok(true) => shared.driver.event_synchronize(event),
+                    recorded => recorded.map(drop),
+                };
+                shared.driver.recycle(event);
+                waited?;
             }
         }
         shared.driver.pool_trim(*pool, 0)?;

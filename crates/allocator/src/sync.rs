@@ -52,8 +52,11 @@ mod order {
         static HELD: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) };
     }
 
+    // While thread-local storage is torn down, as at the end of a process, nothing is checked.
+
     pub(super) fn take(rank: Rank) {
-        HELD.with_borrow_mut(|held| {
+        let _ = HELD.try_with(|held| {
+            let mut held = held.borrow_mut();
             if let Some(top) = held.last() {
                 assert!(*top < rank, "lock order: {rank:?} taken while {top:?} is held");
             }
@@ -62,7 +65,8 @@ mod order {
     }
 
     pub(super) fn take_beside_others(rank: Rank) {
-        HELD.with_borrow_mut(|held| {
+        let _ = HELD.try_with(|held| {
+            let mut held = held.borrow_mut();
             let allowed = held.first() == Some(&Rank::Peaks) && held.iter().skip(1).all(|h| *h == rank);
             assert!(allowed, "lock order: {rank:?} taken beside others while {held:?} are held");
             held.push(rank);
@@ -70,7 +74,6 @@ mod order {
     }
 
     pub(super) fn give(rank: Rank) {
-        // A guard may be dropped while thread-local storage is torn down; then nothing is left to check.
         let _ = HELD.try_with(|held| {
             let mut held = held.borrow_mut();
             if let Some(at) = held.iter().rposition(|r| *r == rank) {
@@ -80,7 +83,7 @@ mod order {
     }
 
     pub(super) fn none_held() -> bool {
-        HELD.with_borrow(Vec::is_empty)
+        HELD.try_with(|held| held.borrow().is_empty()).unwrap_or(true)
     }
 }
 

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use gpupool_device::{
-    Call, DriverError, DriverResult, Gate, Kernel, StreamKind, Workbench, code, with_relaxed_capture,
-};
+use gpupool_device::{Call, DriverError, DriverResult, Gate, Kernel, code, with_relaxed_capture};
 use parking_lot::Mutex;
 
 use crate::CudaDevice;
@@ -18,8 +16,6 @@ use crate::kernels::{Argument, KernelError, Module, compile, shape};
 const GATES_A_PAGE: usize = 1024;
 /// A gate's kernel gives up after this long: a forgotten gate does not hang the GPU.
 const LONGEST_WAIT_NS: u64 = 30_000_000_000;
-/// As long as that for the kernel that asks whether launches wait.
-const PROBE_NS: u64 = 300_000_000;
 const NAMES: [&str; 5] = ["fill", "copy", "add", "checksum", "gate"];
 
 /// What the workbench has, made when it is first needed.
@@ -107,29 +103,6 @@ impl CudaDevice {
         })?;
         // SAFETY: `arguments` gives each kernel of workbench.cu its own parameters.
         unsafe { module.launch(self, stream, index, shape, &arguments) }
-    }
-
-    /// Whether a launch comes back only once its kernel is done, as debugging tools have it: then no work can be held at a gate. Asks with a
-    /// kernel of 0.3 seconds on a stream of its own.
-    ///
-    /// # Errors
-    ///
-    /// [`KernelError`].
-    pub fn launches_wait(&self) -> Result<bool, KernelError> {
-        self.load_kernels()?;
-        let gate = self.make_gate()?;
-        let (index, shape, mut arguments) = self.arguments(Kernel::Wait { gate })?;
-        if let Some(limit) = arguments.last_mut() {
-            *limit = PROBE_NS.into();
-        }
-        let stream = self.stream_create(StreamKind::NonBlocking)?;
-        let module = self.bench.module(self.hardware)?;
-        // SAFETY: the arguments are those of `gate`, with a shorter limit.
-        let launched = unsafe { module.launch(self, stream, index, shape, &arguments) };
-        let waited = launched.and_then(|()| self.stream_query(stream));
-        self.open_gate(gate)?;
-        self.stream_destroy(stream)?;
-        Ok(waited?)
     }
 
     /// Which kernel, how many threads, and what they are passed.

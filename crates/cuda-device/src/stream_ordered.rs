@@ -97,6 +97,10 @@ impl CudaDevice {
 
     pub(crate) fn alloc_from(&self, pool: DriverPoolHandle, bytes: u64, stream: StreamHandle) -> DriverResult<Address> {
         let call = Call::MemAllocAsync;
+        // The driver gives a null address for nothing.
+        if bytes == 0 {
+            return Err(DriverError::new(call, code::INVALID_VALUE));
+        }
         let (held, stream) = (self.held_pool(call, pool)?.0, self.stream(call, stream)?);
         let _current = self.enter(call)?;
         let (mut address, raw) = (0, held.raw as CUmemoryPool);

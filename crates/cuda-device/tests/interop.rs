@@ -265,7 +265,7 @@ fn with_cublas() -> Result {
     }
     let bits = |losses: &[f32]| losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&found), bits(&expected));
-    assert!(found[STEPS - 1] < found[0] * 0.9, "{found:?}");
+    assert!(found[STEPS - 1] < found[0] * 0.99, "{found:?}");
     println!("cuBLAS: {} nodes; loss {} at first, {} at last", graph.report().node_count(), found[0], found[STEPS - 1]);
     Ok(())
 }

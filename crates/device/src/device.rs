@@ -147,26 +147,27 @@ pub trait Device: Send + Sync + 'static {
     /// Makes one of the driver's own stream-ordered pools, empty. It keeps what is freed until it is [trimmed](Self::driver_pool_trim).
     ///
     /// *Errors*: `NOT_SUPPORTED` from a device without such pools, which is what the provided bodies of all these calls do. *Blocks*: no.
-    /// *Capture*: permitted.
+    /// *Capture*: unsafe call.
     fn driver_pool_create(&self) -> DriverResult<DriverPoolHandle> {
         Err(DriverError::new(Call::MemPoolCreate, code::NOT_SUPPORTED))
     }
 
     /// Destroys a driver's pool. Its memory goes back once no block of it is left.
     ///
-    /// *Errors*: `INVALID_VALUE` for an unknown pool. *Blocks*: no. *Capture*: permitted.
+    /// *Errors*: `INVALID_VALUE` for an unknown pool. *Blocks*: no. *Capture*: unsafe call.
     fn driver_pool_destroy(&self, pool: DriverPoolHandle) -> DriverResult<()> {
         let _ = pool;
         Err(DriverError::new(Call::MemPoolDestroy, code::NOT_SUPPORTED))
     }
 
-    /// What a driver's pool holds. Memory that graphs allocate is no part of it. *Blocks*: no. *Capture*: permitted.
+    /// What a driver's pool holds. Memory that graphs allocate is no part of it. *Blocks*: no. *Capture*: unsafe call.
     fn driver_pool_figures(&self, pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures> {
         let _ = pool;
         Err(DriverError::new(Call::MemPoolGetAttribute, code::NOT_SUPPORTED))
     }
 
-    /// Gives back to the device what a driver's pool holds beyond `keep` bytes, is in no block, and whose frees are over.
+    /// Gives back to the device what a driver's pool holds beyond `keep` bytes, is in no block, and whose frees are over, as far as the host
+    /// has waited for them: to have asked an event is not enough.
     ///
     /// *Blocks*: no. *Capture*: unsafe call.
     fn driver_pool_trim(&self, pool: DriverPoolHandle, keep: u64) -> DriverResult<()> {

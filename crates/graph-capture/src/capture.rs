@@ -10,7 +10,7 @@ use gpupool_device::{CaptureId, DriverResult, GraphDevice, GraphHandle, StreamHa
 
 use crate::captures::CapturesInner;
 use crate::error::CaptureError;
-use crate::graph::{Graph, GraphId, GraphInner, GraphPool, GraphReport, PoolReport, count_nodes};
+use crate::graph::{Graph, GraphId, GraphInner, GraphPool, GraphReport, PoolReport, count_nodes, left_live};
 use crate::reaper::Tidier;
 
 /// Ends a capture. An end that fails and leaves the stream capturing is asked for once more: nobody else will.
@@ -161,8 +161,9 @@ impl<D: GraphDevice> Capture<D> {
             }
         };
         let (by_kind, memory_nodes) = count_nodes(&nodes);
-        let frees_on_launch = self.allocator.config().policy() == Policy::StreamOrdered;
-        if memory_nodes > 0 && !frees_on_launch {
+        let asked_for = self.allocator.config().policy() == Policy::StreamOrdered;
+        let left_live = asked_for.then(|| left_live(&nodes));
+        if memory_nodes > 0 && !asked_for {
             tracing::warn!(memory_nodes, "a captured graph allocates memory when it runs: it cannot be launched twice");
         }
         if by_kind.is_empty() {
@@ -189,7 +190,7 @@ impl<D: GraphDevice> Capture<D> {
             inputs: crate::sync::Mutex::new(Vec::new()),
             retained: crate::sync::Mutex::new(Vec::new()),
             report,
-            frees_on_launch,
+            left_live,
         });
         tracing::debug!(capture = self.id.0, graph = %id, nodes = inner.report.node_count(), "a capture became a graph");
         self.captures.graphs.add(&inner);

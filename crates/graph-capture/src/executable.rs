@@ -396,6 +396,7 @@ impl<D: GraphDevice> Drop for Executable<D> {
         self.tidier.0.push(Remains {
             exec: Some(self.exec),
             graph: None,
+            left_live: Vec::new(),
             last: self.last.get_mut().take(),
             of: Some(graph),
             holds: Vec::new(),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use gpupool_allocator::state::GraphState;
 use gpupool_allocator::{Allocation, BlockRef, HeldBlock, PoolHold, PoolId, Range};
 use gpupool_device::{
-    CaptureId, DriverResult, GraphDevice, GraphHandle, InstantiateFlags, Node, NodeKind, with_relaxed_capture,
+    Address, CaptureId, DriverResult, GraphDevice, GraphHandle, InstantiateFlags, Node, NodeKind, with_relaxed_capture,
 };
 
 use crate::executable::Executable;
@@ -126,6 +126,18 @@ pub(crate) fn count_nodes(nodes: &[Node]) -> (BTreeMap<String, usize>, usize) {
     (by_kind, memory)
 }
 
+/// What the allocation nodes of a graph allocate and none of its nodes frees.
+pub(crate) fn left_live(nodes: &[Node]) -> Vec<Address> {
+    let freed: Vec<Address> = nodes
+        .iter()
+        .filter_map(|node| if let NodeKind::MemFree { address } = node.kind { Some(address) } else { None })
+        .collect();
+    let allocated = nodes
+        .iter()
+        .filter_map(|node| if let NodeKind::MemAlloc { address, .. } = node.kind { Some(address) } else { None });
+    allocated.filter(|address| !freed.contains(address)).collect()
+}
+
 /// One pool of a graph.
 pub(crate) struct GraphPool<D: GraphDevice> {
     pub(crate) hold: PoolHold,
@@ -151,8 +163,9 @@ pub(crate) struct GraphInner<D: GraphDevice> {
     pub(crate) inputs: Mutex<Vec<BlockRef<D>>>,
     pub(crate) retained: Mutex<Vec<Allocation<D>>>,
     pub(crate) report: GraphReport,
-    /// Blocks of the capture are memory nodes, since that back end was asked for: what one launch leaves live the next one frees.
-    pub(crate) frees_on_launch: bool,
+    /// Where blocks of the capture are memory nodes, since that back end was asked for: those that a launch leaves live. The next one frees
+    /// them, and the graph's end.
+    pub(crate) left_live: Option<Vec<Address>>,
 }
 
 impl<D: GraphDevice> GraphInner<D> {
@@ -198,7 +211,9 @@ impl<D: GraphDevice> Drop for GraphInner<D> {
     fn drop(&mut self) {
         let holds = std::mem::take(&mut self.pools).into_iter().map(|p| p.hold).collect();
         let retained = std::mem::take(self.retained.get_mut());
-        let mut remains = Remains { exec: None, graph: Some(self.handle), last: None, of: None, holds, retained };
+        let left_live = self.left_live.take().unwrap_or_default();
+        let mut remains =
+            Remains { exec: None, graph: Some(self.handle), left_live, last: None, of: None, holds, retained };
         match self.reaper.upgrade() {
             Some(reaper) => reaper.push(remains),
             None => {
@@ -301,7 +316,7 @@ impl<D: GraphDevice> Graph<D> {
     ///
     /// The driver's.
     pub fn instantiate(&self, mut flags: InstantiateFlags) -> DriverResult<Executable<D>> {
-        flags.auto_free_on_launch |= self.inner.frees_on_launch;
+        flags.auto_free_on_launch |= self.inner.left_live.is_some();
         let exec = with_relaxed_capture(&*self.inner.device, |d| d.instantiate(self.inner.handle, flags))?;
         Ok(Executable::new(Arc::clone(&self.inner), exec, Tidier(Arc::clone(&self.tidier.0))))
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use gpupool_allocator::{Allocation, CaptureRegistry, PoolHold, WorkMark};
 use gpupool_device::{
-    DriverError, DriverResult, ExecHandle, GraphDevice, GraphHandle, StreamHandle, with_relaxed_capture,
+    Address, DriverError, DriverResult, ExecHandle, GraphDevice, GraphHandle, StreamHandle, with_relaxed_capture,
 };
 
 use crate::graph::GraphInner;
@@ -17,6 +17,8 @@ use crate::sync::Mutex;
 pub(crate) struct Remains<D: GraphDevice> {
     pub(crate) exec: Option<ExecHandle>,
     pub(crate) graph: Option<GraphHandle>,
+    /// A graph's memory nodes: what its last launch left live.
+    pub(crate) left_live: Vec<Address>,
     /// The last launch.
     pub(crate) last: Option<WorkMark<D>>,
     /// An executable's graph.
@@ -48,6 +50,10 @@ impl<D: GraphDevice> Remains<D> {
             match device.graph_destroy(graph) {
                 Ok(()) => self.graph = None,
                 Err(e) => warn(e),
+            }
+            for address in std::mem::take(&mut self.left_live) {
+                // A graph that was never launched has left nothing.
+                let _none = with_relaxed_capture(device, |d| d.mem_free(address));
             }
         }
     }

@@ -9,6 +9,7 @@ use crate::state::{Code, State};
 impl SimDevice {
     pub(crate) fn make_driver_pool(&self) -> DriverResult<DriverPoolHandle> {
         self.call(Call::MemPoolCreate, |this, state| {
+            this.unsafe_call(state)?;
             Ok((
                 DriverPoolHandle(state.device(this.shared.ordinal)?.memory.pool_create()),
                 state.config.costs.pool_other,
@@ -18,6 +19,7 @@ impl SimDevice {
 
     pub(crate) fn destroy_driver_pool(&self, pool: DriverPoolHandle) -> DriverResult<()> {
         self.call(Call::MemPoolDestroy, |this, state| {
+            this.unsafe_call(state)?;
             let gone = state.device(this.shared.ordinal)?.memory.pool_destroy(pool.0)?;
             gone.into_iter().for_each(|gone| state.forget(gone));
             Ok(((), state.config.costs.pool_other))
@@ -26,6 +28,7 @@ impl SimDevice {
 
     pub(crate) fn figures_of_driver_pool(&self, pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures> {
         self.call(Call::MemPoolGetAttribute, |this, state| {
+            this.unsafe_call(state)?;
             Ok((state.device(this.shared.ordinal)?.memory.pool_figures(pool.0)?, state.config.costs.pool_other))
         })
     }

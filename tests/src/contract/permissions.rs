@@ -33,6 +33,14 @@ struct Fixture<'a, S: Subject> {
     pooled: Address,
 }
 
+/// A pool keeps a range of addresses as large as the device as long as it has a block.
+impl<S: Subject> Drop for Fixture<'_, S> {
+    fn drop(&mut self) {
+        let _freed_before = self.d.mem_free(self.pooled);
+        let _destroyed_before = self.d.driver_pool_destroy(self.pool);
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Column {
     name: &'static str,
@@ -126,9 +134,9 @@ fn rows<S: Subject>() -> Vec<Row<S>> {
         ("cuEventQuery of another stream's event", Rule::Unsafe, |f| f.d.event_query(f.outside).map(drop)),
         ("cuStreamSynchronize of another stream", Rule::Unsafe, |f| f.d.stream_synchronize(f.other)),
         ("cuMemAllocAsync on another stream", Rule::Unsafe, |f| f.s.foreign(ForeignCall::MemAllocAsync, f.other)),
-        ("cuMemPoolCreate", Rule::Permitted, |f| f.d.driver_pool_create().map(drop)),
-        ("cuMemPoolDestroy", Rule::Permitted, |f| f.d.driver_pool_destroy(f.pool)),
-        ("cuMemPoolGetAttribute", Rule::Permitted, |f| f.d.driver_pool_figures(f.pool).map(drop)),
+        ("cuMemPoolCreate", Rule::Unsafe, |f| f.d.driver_pool_create().map(drop)),
+        ("cuMemPoolDestroy", Rule::Unsafe, |f| f.d.driver_pool_destroy(f.pool)),
+        ("cuMemPoolGetAttribute", Rule::Unsafe, |f| f.d.driver_pool_figures(f.pool).map(drop)),
         ("cuMemPoolTrimTo of a pool of ours", Rule::Unsafe, |f| f.d.driver_pool_trim(f.pool, 0)),
         ("cuMemAllocFromPoolAsync on another stream", Rule::Unsafe, |f| {
             f.d.mem_alloc_async(f.pool, 4096, f.other).map(drop)

@@ -7,7 +7,7 @@
 //! # Invariants
 //!
 //! * **P1** Blocks and free ranges tile each chunk; no two free ranges of a chunk touch.
-//! * **P2** `reserved` is the sum of the chunks, `used` that of the blocks.
+//! * **P2** `reserved` is the sum of the chunks, `used` what was asked for in blocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ const CHUNK: u64 = 32 << 20;
 #[derive(Debug, Default)]
 pub(super) struct DriverPools {
     pools: BTreeMap<u64, Pool>,
-    /// Blocks by address: their pool and bytes.
-    blocks: HashMap<u64, (u64, u64)>,
+    /// Blocks by address: their pool, what they take of it, and what was asked for, which is what counts as used.
+    blocks: HashMap<u64, (u64, u64, u64)>,
     last: u64,
     /// Frees so far.
     frees: u64,
@@ -213,8 +213,8 @@ impl Memory {
                 (address, Vec::new())
             }
         };
-        self.pool(number)?.use_more(wanted);
-        self.driver_pools.blocks.insert(given.0, (number, wanted));
+        self.pool(number)?.use_more(bytes);
+        self.driver_pools.blocks.insert(given.0, (number, wanted, bytes));
         Ok(given)
     }
 
@@ -242,7 +242,7 @@ impl Memory {
 
     /// Frees a block, after what `free` was recorded after; at once if that is not said.
     pub(crate) fn pool_free(&mut self, address: u64, free: Option<Arc<Record>>) -> Result<(), u32> {
-        let Some((number, bytes)) = self.driver_pools.blocks.remove(&address) else {
+        let Some((number, bytes, asked)) = self.driver_pools.blocks.remove(&address) else {
             let node = self.driver_pools.nodes.get_mut(&address).filter(|node| node.live);
             node.ok_or(code::INVALID_VALUE)?.live = false;
             return Ok(());
@@ -250,7 +250,7 @@ impl Memory {
         self.driver_pools.frees += 1;
         let place = self.driver_pools.frees;
         if let Some(pool) = self.driver_pools.pools.get_mut(&number) {
-            pool.figures.used -= bytes;
+            pool.figures.used -= asked;
             pool.put(address, Free { bytes, after: free.map(|free| (place, free)).into_iter().collect() });
         }
         Ok(())
