@@ -44,9 +44,14 @@ impl fmt::Display for PoolId {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamId(pub u32);
 
+impl StreamId {
+    /// What belongs to no stream has this: free memory of a private pool between captures serves any.
+    pub const ANY: Self = Self(u32::MAX);
+}
+
 impl fmt::Display for StreamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{}", self.0)
+        if *self == Self::ANY { f.write_str("any") } else { write!(f, "#{}", self.0) }
     }
 }
 

@@ -266,7 +266,7 @@ impl StreamCore {
 
     /// No stream: what lies in neutral lanes is done by the rules of captures, not by a mark.
     pub(crate) fn neutral(allocator: u64) -> Self {
-        let core = Self::new(StreamId(u32::MAX), StreamHandle(u64::MAX), None, allocator);
+        let core = Self::new(StreamId::ANY, StreamHandle(u64::MAX), None, allocator);
         core.settle(0);
         core.retired.store(true, Ordering::Release);
         core

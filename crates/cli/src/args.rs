@@ -43,12 +43,20 @@ pub(crate) struct Top {
     /// The socket: of `stress --socket`, or of a program that serves one (`gpupool::snapshot::Live`)
     #[arg(value_name = "SOCKET")]
     pub(crate) socket: PathBuf,
-    /// Seconds between two looks
-    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    /// Seconds between two looks, 0.1 to 3600
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = parse_interval, allow_negative_numbers = true)]
     pub(crate) interval: f64,
     /// Look once
     #[arg(long)]
     pub(crate) once: bool,
+}
+
+#[cfg(unix)]
+fn parse_interval(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("0.1 to 3600 seconds lie between two looks".to_owned()),
+    }
 }
 
 #[derive(Args, Debug)]
@@ -66,7 +74,7 @@ pub(crate) struct Replay {
     /// The device: sim, cuda or cuda:N
     #[arg(long, default_value = "sim")]
     pub(crate) device: DeviceChoice,
-    /// The policy: segments, pages, torch-2.15, torch-2.11, or all of them
+    /// The policy: segments, pages, stream-ordered, torch-2.15, torch-2.11, or all of them
     #[arg(long, value_name = "NAME", default_value = "segments")]
     pub(crate) policy: PolicyChoice,
     /// The preset of the policy `pages`: memory, balanced, latency
@@ -98,7 +106,7 @@ pub(crate) struct Replay {
 
 #[derive(Args, Debug)]
 pub(crate) struct Forecast {
-    /// A trace (*.trace.gz)
+    /// A trace (*.trace.gz), or a snapshot with a history
     #[arg(value_name = "TRACE")]
     pub(crate) trace: PathBuf,
     /// The simulated device's memory, in bytes or with a unit (40GiB)
@@ -124,7 +132,7 @@ pub(crate) struct Stress {
     /// The device: sim, cuda or cuda:N
     #[arg(long, default_value = "sim")]
     pub(crate) device: DeviceChoice,
-    /// The policy: segments, torch-2.15, torch-2.11, or all of them
+    /// The policy: segments, pages, stream-ordered, torch-2.15, torch-2.11, or all of them
     #[arg(long, value_name = "NAME", default_value = "segments")]
     pub(crate) policy: PolicyChoice,
     /// Threads
@@ -148,8 +156,8 @@ pub(crate) struct Stress {
     /// For --compare on a GPU, the program that benches/peers/build makes: PyTorch's allocator, cudaMallocAsync, RMM
     #[arg(long, value_name = "FILE", requires = "compare")]
     pub(crate) peers: Option<PathBuf>,
-    /// For --compare, the folder of recordings
-    #[arg(long, value_name = "FOLDER", requires = "compare", default_value_os_t = traces_folder())]
+    /// For --compare, the folder of recordings; those of the source tree if it is not named
+    #[arg(long, value_name = "FOLDER", requires = "compare", default_value_os_t = traces_folder(), hide_default_value = true)]
     pub(crate) traces: PathBuf,
     /// For --compare, only these workloads (hot-BYTES, set-LIVE, index-FREE, trace-NAME), with xTHREADS behind one by several threads
     #[arg(long, value_name = "NAME", requires = "compare", value_delimiter = ',')]

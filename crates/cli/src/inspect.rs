@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::BufWriter;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gpupool_snapshot::{Advice, Growth, Owned, Place, Snapshot, Summary, write_page};
 use serde::Serialize;
@@ -36,6 +36,12 @@ struct Two<'a> {
 pub(crate) fn run(arguments: &Inspect) -> Result<Verdict, Failure> {
     if (arguments.html.is_some() || arguments.rewritten.is_some()) && arguments.later.is_some() {
         return Err(Failure::Usage("--html and --snapshot take one snapshot"));
+    }
+    let same = |out: &PathBuf| {
+        out.canonicalize().is_ok_and(|out| arguments.snapshot.canonicalize().is_ok_and(|read| read == out))
+    };
+    if arguments.html.iter().chain(&arguments.rewritten).any(same) {
+        return Err(Failure::Usage("--html and --snapshot write another file than the one that is read"));
     }
     let first = read(&arguments.snapshot)?;
     let summary = Summary::of(&first);

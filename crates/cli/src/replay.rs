@@ -48,8 +48,14 @@ pub(crate) fn run(arguments: &Replay) -> Result<Verdict, Failure> {
         let file = arguments.traces.get(number).map(|path| path.display().to_string());
         for policy in arguments.policy.policies() {
             let replayed = one(arguments, trace, policy)?;
-            if let Some(state) = &replayed.at_peak {
-                write_state(arguments, trace, state)?;
+            match &replayed.at_peak {
+                Some(state) => write_state(arguments, trace, state)?,
+                None if arguments.snapshot.is_some() || arguments.html.is_some() => {
+                    return Err(Failure::Usage(
+                        "nothing was ever reserved, so there is no state for --snapshot or --html to write",
+                    ));
+                }
+                None => {}
             }
             entries.push(Entry { file: file.clone(), notes: notes.clone(), report: replayed.report });
         }

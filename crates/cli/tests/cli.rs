@@ -309,6 +309,20 @@ fn bad_input_is_status_2_with_file_and_line() {
 }
 
 #[test]
+fn what_is_read_is_not_overwritten_and_nothing_is_written_of_nothing() {
+    let empty = write_gzip("empty.trace.gz", &format!("{}\n", HEADER.replace("\"allocs\":1", "\"allocs\":0")));
+    let page = temporary("empty.html").display().to_string();
+    let output = gpupool(&["replay", &empty, "--html", &page]);
+    assert!(status(&output) == 2 && !std::path::Path::new(&page).exists());
+    let snapshot = temporary("kept.json").display().to_string();
+    let trace = data("traces/seed_batches.trace.gz");
+    assert_eq!(status(&gpupool(&["replay", &trace, "--snapshot", &snapshot])), 0);
+    let before = std::fs::read(&snapshot).unwrap();
+    refused(&["inspect", &snapshot, "--html", &snapshot], "another file than the one that is read");
+    assert_eq!(std::fs::read(&snapshot).unwrap(), before);
+}
+
+#[test]
 fn arguments_that_make_no_sense_are_status_2() {
     // Without a driver that is what is said; with one, that there are not so many GPUs.
     refused(&["replay", "--device", "cuda:99"], "CUDA d");
@@ -330,6 +344,8 @@ fn arguments_that_make_no_sense_are_status_2() {
     refused(&["stress", "--compare", "--peers", "x"], "add --device cuda");
     refused(&["stress", "--samples", "3"], "--compare");
     refused(&["top"], "SOCKET");
+    refused(&["top", "socket", "--interval", "nan"], "0.1 to 3600 seconds");
+    refused(&["top", "socket", "--interval", "1e300"], "0.1 to 3600 seconds");
     refused(&["conform"], "FILE");
     refused(&["forecast"], "TRACE");
 }
