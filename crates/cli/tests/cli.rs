@@ -126,7 +126,7 @@ fn replay_tries_every_policy() {
     ]);
     let all = json(&output);
     let policies: Vec<&str> = all["traces"].as_array().unwrap().iter().map(|t| t["policy"].as_str().unwrap()).collect();
-    assert_eq!(policies, ["segments", "pages", "torch-2.15", "torch-2.11"]);
+    assert_eq!(policies, ["segments", "pages", "stream-ordered", "torch-2.15", "torch-2.11"]);
 }
 
 #[test]
@@ -331,7 +331,6 @@ fn arguments_that_make_no_sense_are_status_2() {
     refused(&["replay", "--device", "cuda:"], "a device is sim or cuda[:N]");
     refused(&["replay", "--device", "tpu"], "a device is sim or cuda[:N]");
     refused(&["replay", "--policy", "pages", "--preset", "tight"], "unknown preset `tight`");
-    refused(&["replay", "--policy", "stream-ordered"], "not in this version");
     refused(&["replay", "--policy", "best"], "best");
     refused(&["replay", "--preset", "memory"], "--preset belongs to the policy `pages`");
     refused(&["replay", "--policy", "all", "--snapshot", "x"], "take one trace and one policy");
