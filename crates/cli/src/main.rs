@@ -55,7 +55,7 @@ fn main() -> ExitCode {
         Ok(Verdict::Good) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
         Ok(Verdict::Bad) => ExitCode::from(1),
         Err(failure) => {
-            eprintln!("gpupool: {failure}");
+            eprintln!("gpupool: {}", output::harmless(&failure.to_string()));
             ExitCode::from(2)
         }
     }

@@ -1,5 +1,6 @@
 //! Standard output: tables for people, JSON for programs.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, ContentLineStyle, LineStyle, Table, TableStyle};
@@ -28,10 +29,20 @@ pub(crate) fn table(header: &[&str], texts: usize) -> Table {
 /// Prints text and a line break.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())
+    out.write_all(harmless(text).as_bytes())
         .and_then(|()| out.write_all(b"\n"))
         .and_then(|()| out.flush())
         .map_err(Failure::output)
+}
+
+/// `text` with its control characters written out. Names come from files, and what a file says must not command a terminal.
+pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
+    let commands = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(commands) {
+        return Cow::Borrowed(text);
+    }
+    let written = |c: char| if commands(c) { c.escape_default().to_string() } else { c.to_string() };
+    Cow::Owned(text.chars().map(written).collect())
 }
 
 /// Prints one JSON object and a line break.

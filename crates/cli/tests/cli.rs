@@ -310,16 +310,26 @@ fn bad_input_is_status_2_with_file_and_line() {
 
 #[test]
 fn what_is_read_is_not_overwritten_and_nothing_is_written_of_nothing() {
-    let empty = write_gzip("empty.trace.gz", &format!("{}\n", HEADER.replace("\"allocs\":1", "\"allocs\":0")));
+    let empty = write_gzip("empty.trace.gz", &format!("{}\n", HEADER.replace("\"allocs\": 2", "\"allocs\": 1")));
     let page = temporary("empty.html").display().to_string();
-    let output = gpupool(&["replay", &empty, "--html", &page]);
-    assert!(status(&output) == 2 && !std::path::Path::new(&page).exists());
+    refused(&["replay", &empty, "--html", &page], "nothing was ever reserved");
+    assert!(!std::path::Path::new(&page).exists());
     let snapshot = temporary("kept.json").display().to_string();
     let trace = data("traces/seed_batches.trace.gz");
     assert_eq!(status(&gpupool(&["replay", &trace, "--snapshot", &snapshot])), 0);
     let before = std::fs::read(&snapshot).unwrap();
     refused(&["inspect", &snapshot, "--html", &snapshot], "another file than the one that is read");
     assert_eq!(std::fs::read(&snapshot).unwrap(), before);
+}
+
+#[test]
+fn what_a_file_is_called_does_not_command_the_terminal() {
+    let header = HEADER.replace("\"name\": \"t\"", r#""name": "\u001b[31mred\u0007""#);
+    let events = "a 1 512 0\nf 1\nc 1\n";
+    let output = gpupool(&["replay", &write_gzip("red.trace.gz", &format!("{header}\n{events}"))]);
+    let text = stdout(&output);
+    assert!(status(&output) == 0 && text.contains(r"\u{1b}[31mred\u{7}"), "{text}");
+    assert!(!text.contains('\u{1b}') && !text.contains('\u{7}'));
 }
 
 #[test]
