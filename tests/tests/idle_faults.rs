@@ -6,6 +6,7 @@ use gpupool_device::{Call, code};
 use gpupool_graph_capture::{CaptureOptions, Executable, Graph};
 use gpupool_sim_device::SimDevice;
 use gpupool_tests::graph_bench::{Block, EAGER, Lab, MIB};
+use gpupool_tests::watched::ALLOCATOR_CALLS;
 
 const GRAPH: u64 = 7;
 
@@ -37,29 +38,11 @@ enum Move {
 const MOVES: [Move; 7] = [Move::Park, Move::Wake, Move::Lend, Move::Suspend, Move::Resume, Move::Launch, Move::Capture];
 const STATES: [Residency; 4] = [Residency::Resident, Residency::Lent, Residency::Parked, Residency::Suspended];
 
-/// What moves may call.
-const CALLS: [Call; 20] = [
-    Call::MemGetInfo,
-    Call::AddressReserve,
-    Call::AddressFree,
-    Call::MemCreate,
-    Call::MemRelease,
-    Call::MemMap,
-    Call::MemSetAccess,
-    Call::MemUnmap,
-    Call::MemHostAlloc,
-    Call::MemFreeHost,
-    Call::MemcpyToHost,
-    Call::MemcpyFromHost,
-    Call::EventCreate,
-    Call::EventRecord,
-    Call::EventQuery,
-    Call::EventSynchronize,
-    Call::StreamWaitEvent,
-    Call::StreamGetCaptureInfo,
-    Call::ExchangeCaptureMode,
-    Call::GraphLaunch,
-];
+/// What moves may call: what the allocator calls, and copies and launches.
+fn calls() -> impl Iterator<Item = Call> {
+    let of_moves = [Call::MemHostAlloc, Call::MemFreeHost, Call::MemcpyToHost, Call::MemcpyFromHost, Call::GraphLaunch];
+    ALLOCATOR_CALLS.iter().copied().chain(of_moves)
+}
 
 impl Bench {
     fn new(config: &Config) -> Self {
@@ -182,7 +165,7 @@ fn matrix(config: &Config) -> u64 {
     let mut struck = 0;
     for state in STATES {
         for how in MOVES {
-            for call in CALLS {
+            for call in calls() {
                 for error in [code::UNKNOWN, code::OUT_OF_MEMORY] {
                     let may_run_out = matches!(call, Call::MemCreate | Call::MemHostAlloc | Call::AddressReserve);
                     if error == code::OUT_OF_MEMORY && !may_run_out {

@@ -11,9 +11,8 @@
 using Clock = std::chrono::steady_clock;
 
 // `operations`: a request of so many bytes, or -1 - n for the free of request n. Nanoseconds of the fastest turn.
-extern "C" double host_time_through_torch(const int64_t *operations, int64_t count, int64_t requests, int turns) {
-    auto *allocator = c10::cuda::CUDACachingAllocator::get();
-    auto stream = c10::cuda::getCurrentCUDAStream();
+template <typename Allocate, typename Release>
+static double fastest_turn(const int64_t *operations, int64_t count, int64_t requests, int turns, Allocate allocate, Release release) {
     std::vector<void *> blocks(requests);
     double best = 0;
     for (int turn = 0; turn < turns; turn++) {
@@ -21,9 +20,9 @@ extern "C" double host_time_through_torch(const int64_t *operations, int64_t cou
         auto start = Clock::now();
         for (int64_t i = 0; i < count; i++) {
             if (operations[i] >= 0) {
-                blocks[next++] = allocator->raw_alloc_with_stream(operations[i], stream);
+                blocks[next++] = allocate(operations[i]);
             } else {
-                allocator->raw_delete(blocks[-1 - operations[i]]);
+                release(blocks[-1 - operations[i]]);
             }
         }
         double took = std::chrono::duration<double, std::nano>(Clock::now() - start).count();
@@ -32,24 +31,19 @@ extern "C" double host_time_through_torch(const int64_t *operations, int64_t cou
     return best;
 }
 
+extern "C" double host_time_through_torch(const int64_t *operations, int64_t count, int64_t requests, int turns) {
+    auto *allocator = c10::cuda::CUDACachingAllocator::get();
+    auto stream = c10::cuda::getCurrentCUDAStream();
+    return fastest_turn(
+        operations, count, requests, turns, [&](int64_t bytes) { return allocator->raw_alloc_with_stream(bytes, stream); },
+        [&](void *block) { allocator->raw_delete(block); });
+}
+
 // The same without torch's own books of a plug-in's blocks: the plug-in's two functions directly.
 extern "C" double host_time_of_functions(const int64_t *operations, int64_t count, int64_t requests, int turns,
                                          void *(*allocate)(size_t, int, cudaStream_t), void (*release)(void *, size_t, int, cudaStream_t)) {
     cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
-    std::vector<void *> blocks(requests);
-    double best = 0;
-    for (int turn = 0; turn < turns; turn++) {
-        int64_t next = 0;
-        auto start = Clock::now();
-        for (int64_t i = 0; i < count; i++) {
-            if (operations[i] >= 0) {
-                blocks[next++] = allocate(operations[i], 0, stream);
-            } else {
-                release(blocks[-1 - operations[i]], 0, 0, stream);
-            }
-        }
-        double took = std::chrono::duration<double, std::nano>(Clock::now() - start).count();
-        best = turn == 0 || took < best ? took : best;
-    }
-    return best;
+    return fastest_turn(
+        operations, count, requests, turns, [&](int64_t bytes) { return allocate(bytes, 0, stream); },
+        [&](void *block) { release(block, 0, 0, stream); });
 }
