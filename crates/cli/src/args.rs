@@ -74,8 +74,7 @@ pub(crate) struct Replay {
     /// The device: sim, cuda or cuda:N
     #[arg(long, default_value = "sim")]
     pub(crate) device: DeviceChoice,
-    /// The policy: segments, pages, stream-ordered, torch-2.15, torch-2.11, or all of them
-    #[arg(long, value_name = "NAME", default_value = "segments")]
+    #[arg(long, value_name = "NAME", default_value = "segments", help = policies_help())]
     pub(crate) policy: PolicyChoice,
     /// The preset of the policy `pages`: memory, balanced, latency
     #[arg(long, value_name = "PRESET")]
@@ -132,8 +131,7 @@ pub(crate) struct Stress {
     /// The device: sim, cuda or cuda:N
     #[arg(long, default_value = "sim")]
     pub(crate) device: DeviceChoice,
-    /// The policy: segments, pages, stream-ordered, torch-2.15, torch-2.11, or all of them
-    #[arg(long, value_name = "NAME", default_value = "segments")]
+    #[arg(long, value_name = "NAME", default_value = "segments", help = policies_help())]
     pub(crate) policy: PolicyChoice,
     /// Threads
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -191,6 +189,12 @@ pub(crate) struct Inspect {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Names every policy that there is.
+fn policies_help() -> String {
+    let names: Vec<&str> = Policy::ALL.iter().map(|policy| policy.name()).collect();
+    format!("The policy: {}, or all of them", names.join(", "))
 }
 
 /// One policy, or all of them in turn.
