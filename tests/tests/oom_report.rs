@@ -77,6 +77,23 @@ fn a_device_full_of_live_blocks_gets_no_advice() {
 }
 
 #[test]
+fn a_shortfall_that_rounding_hides_is_told() {
+    let lab = Lab::new(Backing::Virtual, 10_000);
+    let half = 5_000 * MIB;
+    let _half = lab.allocator.alloc(half, &lab.stream(1)).unwrap();
+    // 4.88 GiB are asked for, and 4.88 are there.
+    let AllocError::OutOfMemory(report) = lab.allocator.alloc(half + 1, &lab.stream(1)).unwrap_err() else { panic!() };
+    let text = report.to_string();
+    assert!(text.contains("4.88 GiB free of 9.77 GiB (2.00 MiB less than asked for)"), "{text}");
+    lab.allocator.set_memory_limit(Some(9_000 * MIB));
+    let AllocError::OutOfMemory(report) = lab.allocator.alloc(4_002 * MIB, &lab.stream(1)).unwrap_err() else {
+        panic!()
+    };
+    let text = report.to_string();
+    assert!(text.contains("segments only, and this one would exceed it by 2.00 MiB"), "{text}");
+}
+
+#[test]
 fn the_report_says_whose_memory_it_is_and_who_keeps_what_is_free() {
     for backing in BACKINGS {
         let lab = Lab::new(backing, 1_000);

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use gpupool_replay::conform::ConformError;
+use gpupool_replay::forecast::TraceForecastError;
 use gpupool_replay::replay::ReplayError;
 use gpupool_replay::stress::StressError;
 use gpupool_replay::trace::{TraceError, WhatIfError};
@@ -25,6 +26,9 @@ pub(crate) enum Failure {
     /// A replay cannot be made.
     #[error(transparent)]
     Replay(#[from] ReplayError),
+    /// A forecast cannot be made.
+    #[error(transparent)]
+    Forecast(#[from] TraceForecastError),
     /// There is no such GPU.
     #[error(transparent)]
     Gpu(#[from] gpupool_cuda_device::Unavailable),
@@ -61,12 +65,61 @@ pub(crate) enum Failure {
         #[source]
         error: io::Error,
     },
+    /// Nobody's figures can be read there.
+    #[error("{}: {}", .path.display(), no_figures(error))]
+    Watch {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        error: io::Error,
+    },
+    /// No socket can be opened there.
+    #[error("{}: {}", .path.display(), no_socket(error))]
+    Socket {
+        /// Where it should be.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        error: io::Error,
+    },
     /// Standard output cannot be written.
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
     /// Whoever read standard output has seen enough.
     #[error("standard output is closed")]
     OutputClosed,
+}
+
+fn no_figures(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            "there is no such socket: has the process opened it, and does it still run?".to_owned()
+        }
+        io::ErrorKind::ConnectionRefused => {
+            "nobody serves this socket any more: the process that opened it is gone".to_owned()
+        }
+        io::ErrorKind::InvalidInput => {
+            "this is no socket: name the one that `stress --socket` or a program opened (`gpupool::snapshot::Live`)"
+                .to_owned()
+        }
+        io::ErrorKind::InvalidData => format!("what serves this socket is no gpupool process: {error}"),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "whoever serves this socket does not answer".to_owned(),
+        _ => format!("cannot read the socket: {error}"),
+    }
+}
+
+fn no_socket(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "another process serves this socket: watch that one, or choose another path".to_owned()
+        }
+        io::ErrorKind::AlreadyExists => {
+            "a file that is no socket is there, which is not replaced: choose another path".to_owned()
+        }
+        io::ErrorKind::NotFound => "there is no such folder to open a socket in".to_owned(),
+        _ => format!("cannot open a socket there: {error}"),
+    }
 }
 
 impl Failure {

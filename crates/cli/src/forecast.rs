@@ -1,6 +1,8 @@
 //! `gpupool forecast`: what a workload's captures will take, before anything is captured.
 
-use gpupool_replay::forecast::{TraceForecast, forecast_trace};
+use gpupool_replay::forecast::{TraceForecast, TraceForecastError, forecast_trace};
+use gpupool_replay::replay::Stopped;
+use serde::Serialize;
 
 use crate::Verdict;
 use crate::args::Forecast;
@@ -9,21 +11,46 @@ use crate::output::{print, print_json, table};
 use crate::replay::read_one;
 use crate::units::{bytes, count};
 
+/// What `--json` prints for a workload that does not fit.
+#[derive(Serialize)]
+struct TooSmall<'a> {
+    file: &'a str,
+    trace: &'a str,
+    policy: &'static str,
+    capacity: u64,
+    completed: bool,
+    stopped: &'a Stopped,
+    error: String,
+}
+
 pub(crate) fn run(arguments: &Forecast) -> Result<Verdict, Failure> {
     let trace = read_one(&arguments.trace)?;
-    let forecast = match forecast_trace(&trace, arguments.capacity) {
-        Ok(forecast) => forecast,
-        Err(error) => {
-            eprintln!("gpupool: {error}");
-            return Ok(Verdict::Bad);
+    match forecast_trace(&trace, arguments.capacity) {
+        Ok(forecast) => {
+            if arguments.json {
+                print_json(&forecast)?
+            } else {
+                print(&text(&forecast))?
+            }
+            Ok(Verdict::Good)
         }
-    };
-    if arguments.json {
-        print_json(&forecast)?
-    } else {
-        print(&text(&forecast))?
+        Err(ref error @ TraceForecastError::TooSmall { ref file, ref trace, policy, capacity, ref stopped }) => {
+            if arguments.json {
+                let error = error.to_string();
+                print_json(&TooSmall { file, trace, policy, capacity, completed: false, stopped, error })?;
+            } else {
+                print(&format!(
+                    "{file}: under the policy {policy} the workload does not fit into {}: it stopped at {}, out of memory:\n{}\n\
+                     Try a larger --capacity; `gpupool replay {file} --find-capacity` looks for the smallest that suffices.",
+                    bytes(capacity),
+                    stopped.place,
+                    stopped.error.trim_end()
+                ))?;
+            }
+            Ok(Verdict::Bad)
+        }
+        Err(error) => Err(error.into()),
     }
-    Ok(Verdict::Good)
 }
 
 fn text(forecast: &TraceForecast) -> String {

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::BufWriter;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gpupool_snapshot::{Advice, Growth, Owned, Place, Snapshot, Summary, write_page};
 use serde::Serialize;
@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::Verdict;
 use crate::args::Inspect;
 use crate::failure::Failure;
-use crate::output::{print, print_json, table};
-use crate::units::{bytes, count, percent, signed_bytes};
+use crate::output::{print, print_json, table, write_others};
+use crate::units::{bytes, count, percent, shortfall, signed_bytes};
 
 /// Places that a table lists; the rest is summed up in words.
 const MOST_PLACES: usize = 20;
@@ -37,12 +37,7 @@ pub(crate) fn run(arguments: &Inspect) -> Result<Verdict, Failure> {
     if (arguments.html.is_some() || arguments.rewritten.is_some()) && arguments.later.is_some() {
         return Err(Failure::Usage("--html and --snapshot take one snapshot"));
     }
-    let same = |out: &PathBuf| {
-        out.canonicalize().is_ok_and(|out| arguments.snapshot.canonicalize().is_ok_and(|read| read == out))
-    };
-    if arguments.html.iter().chain(&arguments.rewritten).any(same) {
-        return Err(Failure::Usage("--html and --snapshot write another file than the one that is read"));
-    }
+    write_others(&[&arguments.html, &arguments.rewritten], std::slice::from_ref(&arguments.snapshot))?;
     let first = read(&arguments.snapshot)?;
     let summary = Summary::of(&first);
     if let Some(path) = &arguments.html {
@@ -98,7 +93,7 @@ pub(crate) fn page(path: &Path, snapshot: &Snapshot, summary: &Summary, title: &
 fn text(summary: &Summary) -> String {
     let total = summary.total;
     if total.segments == 0 {
-        return "The allocator held no memory.".to_owned();
+        return format!("The allocator held no memory.\n\n{}", details(summary));
     }
     let share = |part: u64| percent(part as f64 / total.reserved as f64);
     let mut text = format!(
@@ -167,12 +162,14 @@ fn details(summary: &Summary) -> String {
         }
         text.push_str("\n\n");
     }
-    text.push_str(&format!(
-        "{} lies in {} wholly free segments; {} more is free in segments that something still uses.\n\n",
-        bytes(summary.idle),
-        count(summary.idle_segments),
-        bytes(summary.free_in_use)
-    ));
+    if summary.total.segments > 0 {
+        text.push_str(&format!(
+            "{} lies in {} wholly free segments; {} more is free in segments that something still uses.\n\n",
+            bytes(summary.idle),
+            count(summary.idle_segments),
+            bytes(summary.free_in_use)
+        ));
+    }
     if !summary.pinned.is_empty() {
         text.push_str("Mostly free segments, and what keeps them:\n");
         let mut rows = table(&["segment", "pool", "stream", "kept by", "whose", "size", "free"], 5);
@@ -242,19 +239,22 @@ fn details(summary: &Summary) -> String {
     }
     for oom in &summary.out_of_memory {
         text.push_str(&format!(
-            "Out of memory on device {} at event {}: {} asked for on stream {:#x}; the driver had {} free.\n\n",
+            "Out of memory on device {} at event {}: {} asked for on stream {:#x}; the driver had {} free{}.\n\n",
             oom.device,
             count(oom.event as u64 + 1),
             bytes(oom.size),
             oom.stream,
-            bytes(oom.device_free)
+            bytes(oom.device_free),
+            shortfall(oom.size, oom.device_free)
         ));
     }
-    if summary.unknown_events > 0 {
-        text.push_str(&format!(
-            "{} events of kinds that are not known were left out.\n\n",
-            count(summary.unknown_events)
-        ));
+    for (left_out, why) in [
+        (summary.unknown_events, "of kinds that are not known"),
+        (summary.absurd_events, "of sizes or at addresses that nothing can have"),
+    ] {
+        if left_out > 0 {
+            text.push_str(&format!("{} events {why} were left out.\n\n", count(left_out)));
+        }
     }
     if summary.advice.is_empty() {
         text.push_str("Nothing stands out that would bring memory back.");
@@ -277,10 +277,11 @@ fn owners(list: &[Owned]) -> String {
 pub(crate) fn advice_text(advice: &Advice) -> String {
     match advice {
         Advice::Fragmented { asked, longest, .. } => format!(
-            "is free, but in pieces: the request of {} failed since the longest run is {}. Free what pins the segments above, allocate \
+            "is free, but in pieces: the request of {} failed since the longest run is {}{}. Free what pins the segments above, allocate \
              long-lived blocks first, or use expandable segments",
             bytes(*asked),
-            bytes(*longest)
+            bytes(*longest),
+            shortfall(*asked, *longest)
         ),
         Advice::RaiseLimit { asked, .. } => {
             format!(

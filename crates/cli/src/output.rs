@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use comfy_table::{CellAlignment, ContentLineStyle, LineStyle, Table, TableStyle};
 use serde::Serialize;
@@ -15,6 +16,22 @@ const STYLE: TableStyle = TableStyle::new()
     .header_separator(LineStyle::none().fill('─').junction('─'))
     .content_lines(ContentLineStyle::none().junction(' '))
     .bottom_border(LineStyle::none().fill('─').junction('─'));
+
+/// That no file is written that is read, and none twice.
+pub(crate) fn write_others(written: &[&Option<PathBuf>], read: &[PathBuf]) -> Result<(), Failure> {
+    let mut taken: Vec<PathBuf> = read.iter().filter_map(|path| path.canonicalize().ok()).collect();
+    for path in written.iter().copied().flatten() {
+        // What is not there yet is known by its folder.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let new = || Some(folder.canonicalize().ok()?.join(path.file_name()?));
+        let Some(place) = path.canonicalize().ok().or_else(new) else { continue };
+        if taken.contains(&place) {
+            return Err(Failure::Usage("--html and --snapshot write two files, and none that is read"));
+        }
+        taken.push(place);
+    }
+    Ok(())
+}
 
 /// A table whose first `texts` columns are text and the others figures, aligned to the right.
 pub(crate) fn table(header: &[&str], texts: usize) -> Table {

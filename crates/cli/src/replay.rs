@@ -19,7 +19,7 @@ use crate::Verdict;
 use crate::args::{DeviceChoice, Replay};
 use crate::failure::Failure;
 use crate::inspect::{page, write_snapshot};
-use crate::output::{print, print_json, table};
+use crate::output::{print, print_json, table, write_others};
 use crate::progress::Progress;
 use crate::units::{bytes, change, count, percent};
 
@@ -95,7 +95,7 @@ fn check(arguments: &Replay) -> Result<(), Failure> {
     if one && (arguments.traces.len() > 1 || arguments.policy.policies().len() > 1) {
         return Err(Failure::Usage("--snapshot and --html take one trace and one policy"));
     }
-    Ok(())
+    write_others(&[&arguments.html, &arguments.snapshot], &arguments.traces)
 }
 
 /// Reads every trace before any is replayed. Of a snapshot it is its history, with what that does not tell.
@@ -127,10 +127,10 @@ fn read_with_notes(path: &Path) -> Result<WhatIf, Failure> {
 /// How many bytes of a file tell what it is.
 const BEGINNING: u64 = 256;
 
-/// A pickle, or a JSON object; but a trace that somebody unpacked also begins with an object, its header.
+/// A pickle, or JSON; but a trace that somebody unpacked also begins with an object, its header.
 fn is_snapshot(begin: &[u8]) -> bool {
     let header = begin.windows(11).any(|word| word == b"torch-trace");
-    matches!(begin.first(), Some(0x80 | b'{')) && !header
+    matches!(begin.trim_ascii_start().first(), Some(0x80 | b'{' | b'[')) && !header
 }
 
 fn one(arguments: &Replay, trace: &Trace, policy: Policy) -> Result<Replayed, Failure> {
@@ -199,8 +199,8 @@ fn text(arguments: &Replay, reports: &[Report]) -> String {
     for report in reports {
         if let Some(stopped) = &report.stopped {
             text.push_str(&format!(
-                "\n\n{} under {} stopped in turn {} at line {}, out of memory:\n{}",
-                report.trace, report.policy, stopped.turn, stopped.line, stopped.error
+                "\n\n{} under {} stopped in turn {} at {}, out of memory:\n{}",
+                report.trace, report.policy, stopped.turn, stopped.place, stopped.error
             ));
         }
     }

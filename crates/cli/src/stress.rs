@@ -1,11 +1,11 @@
 //! `gpupool stress`: operations at random, with every byte checked.
 
-#[cfg(unix)]
-use std::cell::RefCell;
 use std::num::NonZeroU64;
 #[cfg(unix)]
 use std::path::Path;
 use std::sync::Arc;
+#[cfg(unix)]
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use gpupool_allocator::Policy;
@@ -121,24 +121,23 @@ fn one(arguments: &Stress, limit: Limit, policy: Policy) -> Result<StressReport,
     run(&|_| ())
 }
 
-/// A run that `gpupool top` can watch.
+/// A run that `gpupool top` can watch. The socket is opened first: a path that cannot be had is told before anything runs.
 #[cfg(unix)]
 fn watched(
     path: &Path,
     run: impl FnOnce(&dyn Fn(StatsOf)) -> Result<StressReport, Failure>,
 ) -> Result<StressReport, Failure> {
-    let open = RefCell::new(None);
-    let report = run(&|stats| {
-        let live = Live::serve(path, Arc::new(move || Some((0, stats()?))));
-        if live.is_ok() {
-            eprintln!("gpupool: watch with `gpupool top {}`", path.display());
-        }
-        *open.borrow_mut() = Some(live);
-    })?;
-    match open.into_inner() {
-        Some(Err(error)) => Err(Failure::Write { path: path.to_owned(), error }),
-        _ => Ok(report),
-    }
+    let source: Arc<OnceLock<Option<StatsOf>>> = Arc::default();
+    let told = Arc::clone(&source);
+    // Whoever looks before there is anything to see waits for it.
+    let live = Live::serve(path, Arc::new(move || Some((0, told.wait().as_ref()?()?))))
+        .map_err(|error| Failure::Socket { path: path.to_owned(), error })?;
+    eprintln!("gpupool: watch with `gpupool top {}`", path.display());
+    let report = run(&|stats| drop(source.set(Some(stats))));
+    // Nobody waits for a run that never began.
+    let _ = source.set(None);
+    drop(live);
+    report
 }
 
 fn text(reports: &[StressReport]) -> String {

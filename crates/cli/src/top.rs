@@ -23,7 +23,7 @@ pub(crate) fn run(arguments: &Top) -> Result<Verdict, Failure> {
             Ok(None) => return over(),
             // Whoever was there has gone.
             Err(error) if before.is_some() && gone(&error) => return over(),
-            Err(error) => return Err(Failure::Read { path: arguments.socket.clone(), error }),
+            Err(error) => return Err(Failure::Watch { path: arguments.socket.clone(), error }),
         };
         let text = screen(&arguments.socket, &samples, before.as_ref().map(|(then, old)| (now - *then, &old[..])));
         let clear = if terminal && !arguments.once { "\x1b[H\x1b[2J" } else { "" };

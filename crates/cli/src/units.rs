@@ -43,6 +43,14 @@ pub(crate) fn bytes(n: u64) -> String {
     }
 }
 
+/// By how much `there` is less than `asked`, where that is so little that rounding may hide it; else nothing.
+pub(crate) fn shortfall(asked: u64, there: u64) -> String {
+    match asked.checked_sub(there) {
+        Some(short) if short > 0 && short <= asked / 100 => format!(" ({} less)", bytes(short)),
+        _ => String::new(),
+    }
+}
+
 /// A difference of bytes with its sign.
 pub(crate) fn signed_bytes(n: i64) -> String {
     match n {
@@ -109,6 +117,9 @@ mod tests {
         assert_eq!(bytes(1536), "1.50 KiB");
         assert_eq!(bytes(150_109_880_320), "139.8 GiB");
         assert_eq!(signed_bytes(-(3 << 20)), "-3.00 MiB");
+        assert_eq!(shortfall(1 << 30, (1 << 30) - 512), " (512 B less)");
+        assert_eq!(shortfall(70 << 30, (70 << 30) - (1 << 20)), " (1.00 MiB less)", "both are 70.00 GiB");
+        assert_eq!((shortfall(2 << 30, 1 << 30), shortfall(1, 1), shortfall(1, 2)), Default::default());
         assert_eq!((count(7), count(1000), count(1_234_567)), ("7".into(), "1,000".into(), "1,234,567".into()));
         assert_eq!(percent(0.861), "86.1 %");
         assert_eq!((change(200, 190), change(0, 5)), ("-5.0 %".into(), String::new()));

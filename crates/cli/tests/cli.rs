@@ -145,6 +145,105 @@ fn running_out_of_memory_is_told_and_is_status_1() {
 }
 
 #[test]
+fn a_forecast_that_does_not_fit_explains_itself() {
+    let trace = data("traces/gpt2_train.trace.gz");
+    let output = gpupool(&["forecast", &trace, "--capacity", "8GiB", "--json"]);
+    assert_eq!(status(&output), 1);
+    let told = json(&output);
+    assert_eq!(
+        (&told["file"], &told["policy"], &told["completed"]),
+        (&trace.clone().into(), &"segments".into(), &false.into())
+    );
+    assert_eq!((&told["capacity"], &told["stopped"]["requested"]), (&(8_u64 << 30).into(), &1_350_908_160_u64.into()));
+    let line = told["stopped"]["line"].as_u64().unwrap();
+    assert!(told["error"].as_str().unwrap().contains(&format!("line {line}")), "{told}");
+    assert!(told.get("peak_reserved").is_none(), "no part of a forecast looks like one");
+    let output = gpupool(&["forecast", &trace, "--capacity", "8GiB"]);
+    assert_eq!(status(&output), 1);
+    let text = stdout(&output);
+    for words in [
+        trace.as_str(),
+        "8.00 GiB",
+        &format!("line {line}"),
+        "1.26 GiB requested",
+        "free of 8.00 GiB",
+        "--find-capacity",
+    ] {
+        assert!(text.contains(words), "{words} in {text}");
+    }
+}
+
+#[test]
+fn what_a_policy_refuses_names_the_file_and_the_line() {
+    // Two captures that draw from one pool at a time, which the policy does not do, and a conf that it does not know.
+    let header = HEADER.replace("\"allocs\": 2", "\"allocs\": 1").replace("\"t\"", "\"another name\"");
+    let file = write_gzip("two_captures.trace.gz", &format!("{header}\nB 1 1 1\nB 2 1 2\nE 1\nE 2\n"));
+    refused(&["replay", &file], &format!("{file}: line 3, under segments: "));
+    refused(&["forecast", &file], &format!("{file}: line 3, under segments: "));
+    let conf = header.replace("\"conf\": \"\"", "\"conf\": \"sideways:True\"");
+    let file = write_gzip("conf.trace.gz", &format!("{conf}\n"));
+    refused(&["replay", &file, "--policy", "torch-2.11"], &format!("{file}: the recorded PYTORCH_CUDA_ALLOC_CONF"));
+}
+
+/// A snapshot with this history and one segment.
+fn write_history(name: &str, events: Value) -> String {
+    let path = temporary(name);
+    let block = serde_json::json!({"size": 2 << 20, "state": "inactive"});
+    let segment =
+        serde_json::json!({"device": 0, "address": 4096, "total_size": 2 << 20, "stream": 0, "blocks": [block]});
+    std::fs::write(&path, serde_json::json!({"segments": [segment], "device_traces": [events]}).to_string()).unwrap();
+    path.display().to_string()
+}
+
+fn event(action: &str, addr: u64, size: u64) -> Value {
+    serde_json::json!({"action": action, "addr": addr, "size": size, "stream": 0})
+}
+
+#[test]
+fn events_that_are_left_out_of_a_history_are_told() {
+    let strange = [event("teleport", 1, 2), event("alloc", 4096, u64::MAX), event("segment_alloc", u64::MAX, 512)];
+    let file = write_history("nothing_left.json", strange.to_vec().into());
+    let left = "1 events of kinds that are not known and 2 events of sizes or at addresses that nothing can have";
+    refused(&["replay", &file], &format!("the snapshot has no history but for {left}"));
+    let some: Vec<Value> = strange.into_iter().chain([event("alloc", 4096, 512)]).collect();
+    let file = write_history("some_left.json", some.into());
+    let output = gpupool(&["replay", &file]);
+    assert!(status(&output) == 0 && stdout(&output).contains(&format!("{left} were left out")), "{}", stdout(&output));
+    let text = stdout(&gpupool(&["inspect", &file]));
+    assert!(text.contains("1 events of kinds that are not known were left out."), "{text}");
+    assert!(text.contains("2 events of sizes or at addresses that nothing can have were left out."), "{text}");
+}
+
+#[test]
+fn a_history_is_told_by_its_own_events() {
+    let large = 40_u64 << 30;
+    let events = [event("alloc", 4096, large), event("free_completed", 9 << 40, large), event("alloc", 5 << 40, large)];
+    let file = write_history("large.json", events.to_vec().into());
+    // The block of the second event is older than the history, and there is room for two.
+    let output = gpupool(&["replay", &file, "--capacity", "60GiB", "--json"]);
+    let stopped = json(&output)["traces"][0]["stopped"].clone();
+    assert_eq!((&stopped["line"], &stopped["place"]), (&1.into(), &"event 1 of its history".into()));
+    let output = gpupool(&["replay", &file, "--capacity", "30GiB"]);
+    let text = stdout(&output);
+    assert!(text.contains("stopped in turn 1 at a block that is older than its history, out of memory"), "{text}");
+    let output = gpupool(&["replay", &file, "--capacity", "100GiB"]);
+    assert_eq!(status(&output), 0, "a free whose request was not recorded is a free: {}", stdout(&output));
+}
+
+#[test]
+fn memory_that_is_gone_leaves_a_history_to_tell_of() {
+    let path = temporary("gone.json");
+    let events = serde_json::json!([
+        event("alloc", 4096, 512),
+        event("free_requested", 4096, 512),
+        event("free_completed", 4096, 512)
+    ]);
+    std::fs::write(&path, serde_json::json!({"segments": [], "device_traces": [events]}).to_string()).unwrap();
+    let text = stdout(&gpupool(&["inspect", &path.display().to_string()]));
+    assert!(text.contains("held no memory") && text.contains("Most was live on device 0 at event 1: 512 B"), "{text}");
+}
+
+#[test]
 fn the_smallest_capacity_is_found() {
     let output = gpupool(&["replay", &data("traces/seed_batches.trace.gz"), "--find-capacity", "--json"]);
     assert_eq!(json(&output)["traces"][0]["min_capacity"], 6_291_456);
@@ -303,6 +402,16 @@ fn bad_input_is_status_2_with_file_and_line() {
     refused(&["conform", &file], "unknown.jsonl.gz: line 1");
     refused(&["replay", "/no/such/file"], "/no/such/file: ");
     refused(&["conform", "/no/such/file"], "/no/such/file: cannot read the file");
+    let added = temporary("added.trace.gz");
+    std::fs::write(&added, [&whole[..], b"junk"].concat()).unwrap();
+    refused(&["replay", &added.display().to_string()], "after the end of the gzip data come bytes that are none");
+    let list = temporary("list.json");
+    std::fs::write(&list, " []\n").unwrap();
+    refused(&["replay", &list.display().to_string()], "list.json: an object is expected here, not a list");
+    let empty = temporary("empty.json");
+    std::fs::write(&empty, "").unwrap();
+    refused(&["inspect", &empty.display().to_string()], "empty.json: the file is empty");
+    refused(&["replay", &empty.display().to_string()], "the file is empty");
     let unpacked = temporary("unpacked.trace");
     std::fs::write(&unpacked, format!("{HEADER}\na 1 512 0\n")).unwrap();
     refused(&["replay", &unpacked.display().to_string()], "this is not a gzip file");
@@ -318,8 +427,14 @@ fn what_is_read_is_not_overwritten_and_nothing_is_written_of_nothing() {
     let trace = data("traces/seed_batches.trace.gz");
     assert_eq!(status(&gpupool(&["replay", &trace, "--snapshot", &snapshot])), 0);
     let before = std::fs::read(&snapshot).unwrap();
-    refused(&["inspect", &snapshot, "--html", &snapshot], "another file than the one that is read");
+    let words = "write two files, and none that is read";
+    refused(&["inspect", &snapshot, "--html", &snapshot], words);
+    refused(&["replay", &snapshot, "--html", &snapshot], words);
     assert_eq!(std::fs::read(&snapshot).unwrap(), before);
+    let both = temporary("both.html").display().to_string();
+    refused(&["replay", &trace, "--html", &both, "--snapshot", &both], words);
+    refused(&["inspect", &snapshot, "--html", &both, "--snapshot", &both], words);
+    assert!(!std::path::Path::new(&both).exists());
 }
 
 #[test]
@@ -355,6 +470,7 @@ fn arguments_that_make_no_sense_are_status_2() {
     refused(&["top"], "SOCKET");
     refused(&["top", "socket", "--interval", "nan"], "0.1 to 3600 seconds");
     refused(&["top", "socket", "--interval", "1e300"], "0.1 to 3600 seconds");
+    refused(&["stress", "--capacity", "1", "--operations", "5"], "it has 1 of 1 bytes free");
     refused(&["conform"], "FILE");
     refused(&["forecast"], "TRACE");
 }

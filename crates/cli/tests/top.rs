@@ -41,12 +41,41 @@ fn a_running_process_is_watched_through_its_socket() {
     }
     // The second one finds the socket taken.
     let second = program().args(["stress", "--operations", "10", "--socket", &path]).output().unwrap();
-    assert_eq!(second.status.code(), Some(2), "{}", String::from_utf8_lossy(&second.stderr));
+    let words = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(2), "{words}");
+    assert!(words.contains("another process serves this socket") && second.stdout.is_empty(), "{words}");
     stress.kill().unwrap();
     stress.wait().unwrap();
+    let left = program().args(["top", &path]).output().unwrap();
+    let words = String::from_utf8_lossy(&left.stderr);
+    assert!(left.status.code() == Some(2) && words.contains("the process that opened it is gone"), "{words}");
     // What a dead process left is replaced, and removed at the end.
     let third = program().args(["stress", "--operations", "10", "--socket", &path]).output().unwrap();
     assert!(third.status.success(), "{}", String::from_utf8_lossy(&third.stderr));
     assert!(!socket.exists());
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_path_that_is_no_socket_is_told_at_once() {
+    let folder = std::env::temp_dir().join(format!("gpupool-no-socket-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("file").display().to_string();
+    std::fs::write(&file, "kept").unwrap();
+    let refused = |arguments: &[&str], words: &str| {
+        let output = program().args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(words) && output.stdout.is_empty(), "{arguments:?}: {said}");
+    };
+    refused(&["top", &file], "this is no socket");
+    refused(&["top", &folder.display().to_string()], "this is no socket");
+    refused(&["top", &folder.join("none").display().to_string()], "there is no such socket");
+    // A run of ten minutes would say so at its end.
+    let stress = ["stress", "--seconds", "600", "--socket"];
+    refused(&[&stress[..], &[file.as_str()]].concat(), "a file that is no socket is there");
+    let nowhere = folder.join("no/such/folder").display().to_string();
+    refused(&[&stress[..], &[nowhere.as_str()]].concat(), "there is no such folder");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
     std::fs::remove_dir_all(&folder).unwrap();
 }

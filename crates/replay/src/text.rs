@@ -6,11 +6,11 @@
 //!
 //! * **T1** Every line handed out ended in a newline; a last line without one is [`TextProblem::NoNewline`].
 //! * **T2** No more than the limits' bytes are expanded, and no line longer than their line limit is held.
-//! * **T3** The end is reported only after the gzip checksum was right.
+//! * **T3** The end is reported only after the gzip checksum was right, and with nothing left of the file.
 
 use std::io::{self, BufRead, BufReader, Read};
 
-use flate2::bufread::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 
 /// What can be wrong with a file before anyone looks at what its lines say.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +25,11 @@ pub enum TextProblem {
     /// The file ends inside its compressed data.
     #[error("the file is truncated: its gzip data end too early")]
     TruncatedGzip,
+    /// What follows the compressed data is none.
+    #[error(
+        "after the end of the gzip data come bytes that are none: something was added to the file, or it is damaged"
+    )]
+    Trailing,
     /// The compressed data contradict themselves.
     #[error("the gzip data are damaged ({0})")]
     DamagedGzip(#[source] io::Error),
@@ -67,7 +72,7 @@ pub(crate) struct Limits {
 
 /// The lines of a gzip stream. See the module's documentation.
 pub(crate) struct Lines<R: Read> {
-    input: BufReader<MultiGzDecoder<BufReader<R>>>,
+    input: BufReader<Members<R>>,
     limits: Limits,
     line: Vec<u8>,
     total: u64,
@@ -81,10 +86,10 @@ impl<R: Read> Lines<R> {
         if start.is_empty() {
             return Err(TextProblem::Empty);
         }
-        if !start.starts_with(&[0x1f, 0x8b]) && start != [0x1f] {
+        if !begins_as_gzip(start) {
             return Err(TextProblem::NotGzip);
         }
-        let input = BufReader::with_capacity(1 << 16, MultiGzDecoder::new(input));
+        let input = BufReader::with_capacity(1 << 16, Members::One(GzDecoder::new(input)));
         Ok(Self { input, limits, line: Vec::new(), total: 0 })
     }
 
@@ -123,10 +128,50 @@ impl<R: Read> Lines<R> {
     }
 }
 
+/// What a gzip file holds: members, one after another.
+enum Members<R> {
+    /// In the middle of one, or just after it.
+    One(GzDecoder<BufReader<R>>),
+    /// After the last.
+    Over,
+}
+
+impl<R: Read> Read for Members<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let Self::One(member) = self else { return Ok(0) };
+            match member.read(into)? {
+                0 if !into.is_empty() => {}
+                bytes => return Ok(bytes),
+            }
+            let rest = member.get_mut().fill_buf()?;
+            if !rest.is_empty() && !begins_as_gzip(rest) {
+                return Err(io::Error::other(Trailing));
+            }
+            let more = !rest.is_empty();
+            if let Self::One(member) = std::mem::replace(self, Self::Over)
+                && more
+            {
+                *self = Self::One(GzDecoder::new(member.into_inner()));
+            }
+        }
+    }
+}
+
+/// Why [`Members`] stop early.
+#[derive(Debug, thiserror::Error)]
+#[error("bytes after the gzip data")]
+struct Trailing;
+
+fn begins_as_gzip(bytes: &[u8]) -> bool {
+    bytes.starts_with(&[0x1f, 0x8b]) || bytes == [0x1f]
+}
+
 fn gzip_problem(error: io::Error) -> TextProblem {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => TextProblem::TruncatedGzip,
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => TextProblem::DamagedGzip(error),
+        _ if error.get_ref().is_some_and(|inner| inner.is::<Trailing>()) => TextProblem::Trailing,
         _ => TextProblem::Io(error),
     }
 }
@@ -203,9 +248,14 @@ mod tests {
         damaged[at] ^= 1;
         let error = read(&damaged, LIMITS).unwrap_err();
         assert!(matches!(error, TextProblem::DamagedGzip(_)), "{error:?}");
-        let trailing = [whole, b"what is no gzip header".to_vec()].concat();
-        let error = read(&trailing, LIMITS).unwrap_err();
-        assert!(matches!(error, TextProblem::DamagedGzip(_)), "{error:?}");
+        for added in [&b"what is no gzip header"[..], b"\n", b"\0\0\0\0", b"\x1e\x8b"] {
+            let error = read(&[&whole[..], added].concat(), LIMITS).unwrap_err();
+            assert!(matches!(error, TextProblem::Trailing), "{added:?}: {error:?}");
+        }
+        for begun in [&whole[..5], b"\x1f", b"\x1f\x8b"] {
+            let error = read(&[&whole[..], begun].concat(), LIMITS).unwrap_err();
+            assert!(matches!(error, TextProblem::TruncatedGzip), "{begun:?}: {error:?}");
+        }
     }
 
     #[test]

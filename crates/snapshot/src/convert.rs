@@ -1,5 +1,10 @@
 //! From a tree to a snapshot, checked: rules S1 to S4.
 //!
+//! What PyTorch itself writes may be odd in three ways, and is kept: a free block's `requested_size` is stale, and may exceed what is left
+//! of the block; an `oom` event has the size that was asked for, whatever it is; events may be of kinds that are not known here, which are
+//! counted and left out. So are events of a size or at an address that nothing can have. Of a segment's own sums only the bounds are
+//! checked: the figures are those of its blocks.
+//!
 //! A tree may share and even contain its own parts. The layout has a fixed depth, so following it ends; what is made is charged to the
 //! tree's budget, so a part that is referred to a million times cannot become a million parts.
 
@@ -13,6 +18,8 @@ use crate::stacks::{Frame, StackId, Stacks, TextId};
 
 /// No GPU has an ordinal this high.
 const MOST_DEVICES: u64 = 1 << 10;
+/// No segment, block or request is larger: 1 TiB, several times the memory of any GPU.
+const MOST_BYTES: u64 = 1 << 40;
 /// Settings do not lie deeper.
 const DEEPEST: usize = 32;
 /// What a value of the settings takes at most, beside its text.
@@ -57,10 +64,12 @@ struct Converter {
     /// Stacks by the list that they were.
     known: HashMap<u32, StackId>,
     unknown_events: u64,
+    absurd_events: u64,
 }
 
 pub(crate) fn snapshot(tree: Tree, value: Value) -> Result<Snapshot, Wrong> {
-    let mut on = Converter { tree, stacks: Stacks::default(), known: HashMap::new(), unknown_events: 0 };
+    let (stacks, known) = (Stacks::default(), HashMap::new());
+    let mut on = Converter { tree, stacks, known, unknown_events: 0, absurd_events: 0 };
     let top = on.fields(value)?;
     let list = on.required(&top, Key::SEGMENTS, Converter::list)?;
     let mut segments = on.vec(list)?;
@@ -69,12 +78,7 @@ pub(crate) fn snapshot(tree: Tree, value: Value) -> Result<Snapshot, Wrong> {
         segments.push(on.segment(value).map_err(|wrong| wrong.at(Key::SEGMENTS, index))?);
     }
     no_overlap(&segments)?;
-    // So that no sum over segments or blocks can overflow.
-    if let Some(value) =
-        segments.iter().map(|s| s.total_size).try_fold(0, u64::checked_add).is_none().then_some(u64::MAX)
-    {
-        return Err(Wrong::from(Problem::Range { value }).inside(Key::SEGMENTS.name()));
-    }
+    no_overflow(&segments)?;
     let mut device_traces = Vec::new();
     if let Some(list) = on.optional(&top, Key::DEVICE_TRACES, Converter::list)? {
         device_traces = on.vec(list)?;
@@ -94,8 +98,17 @@ pub(crate) fn snapshot(tree: Tree, value: Value) -> Result<Snapshot, Wrong> {
     }
     let allocator_settings = on.optional(&top, Key::ALLOCATOR_SETTINGS, Converter::settings)?.unwrap_or_default();
     let gpupool = on.optional(&top, Key::GPUPOOL, Converter::settings)?.unwrap_or_default();
-    let Converter { stacks, unknown_events, .. } = on;
-    Ok(Snapshot { segments, device_traces, stacks, allocator_settings, external_annotations, gpupool, unknown_events })
+    let Converter { stacks, unknown_events, absurd_events, .. } = on;
+    Ok(Snapshot {
+        segments,
+        device_traces,
+        stacks,
+        allocator_settings,
+        external_annotations,
+        gpupool,
+        unknown_events,
+        absurd_events,
+    })
 }
 
 impl Converter {
@@ -159,6 +172,7 @@ impl Converter {
     fn size(&mut self, value: Value) -> Result<u64, Wrong> {
         match self.unsigned(value)? {
             0 => Err(Problem::Empty.into()),
+            value if value > MOST_BYTES => Err(Problem::Range { value, most: MOST_BYTES }.into()),
             bytes => Ok(bytes),
         }
     }
@@ -166,14 +180,14 @@ impl Converter {
     /// A number of which only so much is of interest: thread, generation.
     fn small(&mut self, value: Value) -> Result<u32, Wrong> {
         let number = self.unsigned(value)?;
-        u32::try_from(number).map_err(|_| Problem::Range { value: number }.into())
+        u32::try_from(number).map_err(|_| Problem::Range { value: number, most: u32::MAX.into() }.into())
     }
 
     fn device(&mut self, value: Value) -> Result<u32, Wrong> {
         let device = self.unsigned(value)?;
         match u32::try_from(device) {
             Ok(ordinal) if device < MOST_DEVICES => Ok(ordinal),
-            _ => Err(Problem::Range { value: device }.into()),
+            _ => Err(Problem::Range { value: device, most: MOST_DEVICES - 1 }.into()),
         }
     }
 
@@ -242,8 +256,13 @@ impl Converter {
         let address = self.required(&fields, Key::ADDRESS, Self::unsigned)?;
         let total_size = self.required(&fields, Key::TOTAL_SIZE, Self::size)?;
         let Some(end) = address.checked_add(total_size) else {
-            return Err(Wrong::from(Problem::Range { value: total_size }).inside("total_size"));
+            return Err(Problem::Address { address, bytes: total_size }.into());
         };
+        for key in [Key::ALLOCATED_SIZE, Key::ACTIVE_SIZE, Key::REQUESTED_SIZE] {
+            if let Some(bytes) = self.optional(&fields, key, Self::unsigned)? {
+                within(bytes, total_size).map_err(|wrong| wrong.inside(key.name()))?;
+            }
+        }
         let list = self.required(&fields, Key::BLOCKS, Self::list)?;
         let mut blocks = self.vec(list)?;
         let mut next = address;
@@ -278,7 +297,7 @@ impl Converter {
             total_size,
             allocated_size: sum(|b| b.state == BlockStatus::ActiveAllocated, |b| b.size),
             active_size: sum(|b| b.state != BlockStatus::Inactive, |b| b.size),
-            requested_size: sum(|b| b.state != BlockStatus::Inactive, |b| b.requested_size.min(b.size)),
+            requested_size: sum(|b| b.state != BlockStatus::Inactive, |b| b.requested_size),
             stream: self.required(&fields, Key::STREAM, Self::unsigned)?,
             any_stream: self.optional(&fields, Key::ANY_STREAM, Self::truth)?.unwrap_or(false),
             segment_type,
@@ -303,10 +322,14 @@ impl Converter {
             "inactive" => BlockStatus::Inactive,
             other => return Err(word(other).inside(Key::STATE.name())),
         };
+        let requested_size = self.optional(&fields, Key::REQUESTED_SIZE, Self::unsigned)?.unwrap_or(size);
+        if state != BlockStatus::Inactive {
+            within(requested_size, size).map_err(|wrong| wrong.inside(Key::REQUESTED_SIZE.name()))?;
+        }
         Ok(Block {
             address,
             size,
-            requested_size: self.optional(&fields, Key::REQUESTED_SIZE, Self::unsigned)?.unwrap_or(size),
+            requested_size,
             state,
             frames: self.optional(&fields, Key::FRAMES, Self::stack)?.unwrap_or_default(),
             label: self.optional(&fields, Key::LABEL, Self::kept_text)?.unwrap_or_default(),
@@ -321,10 +344,7 @@ impl Converter {
         for index in 0..self.tree.list_at(list).len() {
             let value = self.tree.list_at(list)[index];
             let event = self.event(value).map_err(|wrong| wrong.inside(&format!("[{index}]")))?;
-            match event {
-                Some(event) => events.push(event),
-                None => self.unknown_events += 1,
-            }
+            events.extend(event);
         }
         Ok(events)
     }
@@ -332,13 +352,23 @@ impl Converter {
     fn event(&mut self, value: Value) -> Result<Option<Event>, Wrong> {
         let fields = self.fields(value)?;
         let action = self.required(&fields, Key::ACTION, Self::text)?;
-        let Some(action) = Action::of_name(self.tree.text_at(action)) else { return Ok(None) };
+        let Some(action) = Action::of_name(self.tree.text_at(action)) else {
+            self.unknown_events += 1;
+            return Ok(None);
+        };
         let address = if action == Action::Oom { Key::DEVICE_FREE } else { Key::ADDR };
         let frames = self.optional(&fields, Key::FRAMES, Self::stack)?;
+        let address = self.required(&fields, address, Self::unsigned)?;
+        let size = self.required(&fields, Key::SIZE, Self::unsigned)?;
+        let somewhere = !matches!(action, Action::Oom | Action::Snapshot | Action::Annotate);
+        if somewhere && (size > MOST_BYTES || address.checked_add(size).is_none()) {
+            self.absurd_events += 1;
+            return Ok(None);
+        }
         Ok(Some(Event {
             action,
-            address: self.required(&fields, address, Self::unsigned)?,
-            size: self.required(&fields, Key::SIZE, Self::unsigned)?,
+            address,
+            size,
             stream: self.required(&fields, Key::STREAM, Self::unsigned)?,
             time_us: self.optional(&fields, Key::TIME_US, Self::unsigned)?.unwrap_or(0),
             frames: frames.map_or(StackId::default(), |id| if id.is_some() { id } else { StackId::EMPTY_LIST }),
@@ -447,6 +477,20 @@ impl Converter {
 
 fn word(found: &str) -> Wrong {
     Problem::Word { found: found.chars().take(40).collect() }.into()
+}
+
+/// A part is not larger than the whole.
+fn within(bytes: u64, whole: u64) -> Result<(), Wrong> {
+    if bytes > whole { Err(Problem::Beyond { bytes, whole }.into()) } else { Ok(()) }
+}
+
+/// So that no sum over segments or blocks can overflow.
+fn no_overflow(segments: &[Segment]) -> Result<(), Wrong> {
+    let mut sum = 0_u64;
+    for (index, segment) in segments.iter().enumerate() {
+        sum = sum.checked_add(segment.total_size).ok_or_else(|| Wrong::from(Problem::Sum).at(Key::SEGMENTS, index))?;
+    }
+    Ok(())
 }
 
 /// No two segments of a device have bytes in common.

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,6 +29,8 @@ const LONGEST: u64 = 64 << 20;
 #[derive(Debug)]
 pub struct Live {
     path: PathBuf,
+    /// Tells our socket from one that somebody else has put in its place.
+    file: Option<(u64, u64)>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -42,7 +44,7 @@ impl Live {
     /// The system's; `AddrInUse` if someone listens there, `AlreadyExists` for a file of another kind.
     pub fn serve(path: &Path, source: Arc<StatsSource>) -> io::Result<Self> {
         if let Ok(there) = fs::symlink_metadata(path) {
-            if !std::os::unix::fs::FileTypeExt::is_socket(&there.file_type()) {
+            if !there.file_type().is_socket() {
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
             if UnixStream::connect(path).is_ok() {
@@ -62,8 +64,13 @@ impl Live {
                 }
             }
         })?;
-        Ok(Self { path: path.to_owned(), stop, thread: Some(thread) })
+        Ok(Self { path: path.to_owned(), file: identity(path), stop, thread: Some(thread) })
     }
+}
+
+/// Device and number of the file at a path.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
 /// Binds in a folder of its own that nobody else may enter, restricts the socket, and only then moves it to where it belongs.
@@ -95,6 +102,11 @@ fn tell(mut stream: UnixStream, source: &StatsSource) {
 impl Drop for Live {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
+        // Our file may be gone, and another process's in its place, which is left alone. Then nobody can visit our thread any more: it
+        // sleeps until the process ends.
+        if self.file.is_none() || identity(&self.path) != self.file {
+            return;
+        }
         // A last visitor wakes the thread.
         let woken = UnixStream::connect(&self.path).is_ok();
         let _gone = fs::remove_file(&self.path);
@@ -119,8 +131,11 @@ pub struct Sample {
 ///
 /// # Errors
 ///
-/// The system's; `InvalidData` for what is no such text.
+/// The system's; `InvalidInput` for a file that is no socket, `InvalidData` for what is no such text.
 pub fn read_live(path: &Path) -> io::Result<Option<Vec<Sample>>> {
+    if !fs::metadata(path)?.file_type().is_socket() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     let stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut text = String::new();

@@ -27,6 +27,8 @@ pub struct Snapshot {
     pub gpupool: BTreeMap<String, serde_json::Value>,
     /// Events of kinds that are not known, which were left out.
     pub unknown_events: u64,
+    /// Events of a size or at an address that nothing can have, which were left out.
+    pub absurd_events: u64,
 }
 
 /// A segment.

@@ -31,6 +31,9 @@ pub enum Problem {
     /// The file cannot be read.
     #[error("cannot read the file: {0}")]
     Io(#[source] io::Error),
+    /// There is nothing in the file.
+    #[error("the file is empty")]
+    EmptyFile,
     /// The file is larger than any snapshot.
     #[error("the file has more than {LARGEST} bytes")]
     TooLarge,
@@ -86,11 +89,32 @@ pub enum Problem {
         found: String,
     },
     /// A number beyond what it can be.
-    #[error("{value} is too large")]
+    #[error("{value} is too large: at most {most} makes sense here")]
     Range {
         /// The number.
         value: u64,
+        /// The largest that it can be.
+        most: u64,
     },
+    /// A segment whose end no address has.
+    #[error("a segment of {bytes} bytes does not fit at {address:#x}")]
+    Address {
+        /// Where it begins.
+        address: u64,
+        /// Its size.
+        bytes: u64,
+    },
+    /// A block or segment in which more is said to be used or requested than it has.
+    #[error("{bytes} bytes are more than the {whole} that it is a part of")]
+    Beyond {
+        /// What is said.
+        bytes: u64,
+        /// Bytes of the block or segment.
+        whole: u64,
+    },
+    /// Segments that no address space holds.
+    #[error("the segments up to here add up to more bytes than there are addresses")]
+    Sum,
     /// The blocks of a segment do not fill it.
     #[error("the blocks add up to {blocks} bytes, the segment has {segment}")]
     Tiling {
@@ -166,6 +190,9 @@ impl Snapshot {
         input.take(LARGEST + 1).read_to_end(&mut bytes).map_err(|e| whole(Problem::Io(e)))?;
         if bytes.len() as u64 > LARGEST {
             return Err(whole(Problem::TooLarge));
+        }
+        if bytes.is_empty() {
+            return Err(whole(Problem::EmptyFile));
         }
         let mut tree = Tree::new(Budget::of_file(bytes.len() as u64));
         let read = if bytes.first() == Some(&0x80) { pickle_read::read } else { json::read };

@@ -254,6 +254,8 @@ pub struct Summary {
     pub out_of_memory: Vec<OutOfMemory>,
     /// Events of kinds that are not known.
     pub unknown_events: u64,
+    /// Events of a size or at an address that nothing can have, which were left out.
+    pub absurd_events: u64,
     /// What would help, most bytes first.
     pub advice: Vec<Advice>,
 }
@@ -294,6 +296,7 @@ impl Summary {
             peaks: snapshot.peaks(),
             out_of_memory: snapshot.out_of_memory(),
             unknown_events: snapshot.unknown_events,
+            absurd_events: snapshot.absurd_events,
             advice: Vec::new(),
         };
         summary.owners.truncate(MOST_OWNERS);

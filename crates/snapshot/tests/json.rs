@@ -74,7 +74,8 @@ fn an_error_names_its_place() {
     assert!(matches!(change("/segments/0/total_size", json!(21 * MIB)).problem, Problem::Tiling { .. }));
     assert!(matches!(change("/segments/0/total_size", json!(19 * MIB)).problem, Problem::Tiling { .. }));
     assert!(matches!(change("/segments/0/total_size", json!(u64::MAX)).problem, Problem::Range { .. }));
-    assert!(matches!(change("/segments/0/blocks/0/size", json!(u64::MAX)).problem, Problem::Tiling { .. }));
+    assert!(matches!(change("/segments/0/blocks/0/size", json!(u64::MAX)).problem, Problem::Range { .. }));
+    assert!(matches!(change("/segments/0/blocks/0/size", json!(1_u64 << 40)).problem, Problem::Tiling { .. }));
     assert!(matches!(change("/segments/0/blocks/2/address", json!(1)).problem, Problem::BlockAddress { .. }));
     let state = change("/segments/0/blocks/0/state", json!("busy"));
     assert_eq!(state.to_string(), "file.json: segments[0].blocks[0].state: \"busy\" is not known here");
@@ -92,10 +93,67 @@ fn an_error_names_its_place() {
 }
 
 #[test]
+fn sizes_that_nothing_can_have_are_refused_with_their_place() {
+    let refused = |change: &dyn Fn(&mut Value)| {
+        let mut example = example();
+        change(&mut example);
+        read(&example).unwrap_err().to_string()
+    };
+    let whole = |size: u64| {
+        move |example: &mut Value| {
+            let segment = &mut example["segments"][1];
+            (segment["address"], segment["total_size"]) = (json!(0), json!(size));
+            segment["blocks"] = json!([{"size": size, "state": "inactive"}]);
+        }
+    };
+    let most = 1_u64 << 40;
+    for size in [u64::MAX, most + 1] {
+        let words = format!("segments[1].total_size: {size} is too large: at most {most} makes sense here");
+        assert!(refused(&whole(size)).contains(&words), "{}", refused(&whole(size)));
+    }
+    let end = refused(&|example| example["segments"][1]["address"] = json!(u64::MAX - 100));
+    assert_eq!(end, "file.json: segments[1]: a segment of 2097152 bytes does not fit at 0xffffffffffffff9b");
+    for key in ["allocated_size", "active_size", "requested_size"] {
+        let error = refused(&|example| example["segments"][1][key] = json!(2 * MIB + 1));
+        let words = "2097153 bytes are more than the 2097152 that it is a part of";
+        assert_eq!(error, format!("file.json: segments[1].{key}: {words}"));
+    }
+    for block in [0, 2] {
+        let error = refused(&|example| example["segments"][0]["blocks"][block]["requested_size"] = json!(1_u64 << 50));
+        assert!(error.starts_with(&format!("file.json: segments[0].blocks[{block}].requested_size: ")), "{error}");
+    }
+    // PyTorch leaves in a free block what was last requested there, though the block may be a piece of that by now.
+    let mut stale = example();
+    stale["segments"][0]["blocks"][1]["requested_size"] = json!(1_u64 << 50);
+    assert_eq!(read(&stale).unwrap().segments[0].requested_size, 5 * MIB - 100);
+    let outside = refused(&|example| example["segments"][0]["blocks"][2]["address"] = json!(0x9000_0000_u64));
+    assert!(outside.starts_with("file.json: segments[0].blocks[2].address: the block is at 0x90000000"), "{outside}");
+}
+
+#[test]
+fn events_that_say_nothing_are_counted_and_left_out() {
+    let event = |action: &str, addr: u64, size: u64| json!({"action": action, "addr": addr, "size": size, "stream": 0});
+    let oom = json!({"action": "oom", "device_free": u64::MAX, "size": 1_u64 << 60, "stream": 0});
+    let mut history = example();
+    history["device_traces"] = json!([
+        [event("alloc", 4096, 512), event("alloc", 8192, u64::MAX), event("teleport", 1, 2)],
+        [event("free_completed", u64::MAX, 512), event("segment_alloc", 0, (1 << 40) + 1), oom],
+    ]);
+    let read = read(&history).unwrap();
+    assert_eq!((read.unknown_events, read.absurd_events), (1, 3));
+    // Whatever was asked for in vain was asked for.
+    let kept: Vec<usize> = read.device_traces.iter().map(Vec::len).collect();
+    assert_eq!(kept, [1, 1]);
+    let summary = Summary::of(&read);
+    assert_eq!((summary.unknown_events, summary.absurd_events), (1, 3));
+}
+
+#[test]
 fn other_files_are_told_apart() {
     let read = |bytes: &[u8]| Snapshot::read("f", bytes).unwrap_err();
     assert!(matches!(read(b"\x80\x04}").problem, Problem::Pickled { .. }));
-    assert!(matches!(read(b"").problem, Problem::Json(_)));
+    assert!(matches!(read(b"").problem, Problem::EmptyFile));
+    assert_eq!(read(b"[]").to_string(), "f: an object is expected here, not a list");
     assert!(matches!(read(b"{\"segments\": [").problem, Problem::Json(_)));
     assert!(matches!(read("[".repeat(100_000).as_bytes()).problem, Problem::Json(_)));
 }

@@ -60,3 +60,15 @@ fn a_socket_tells_and_goes_with_its_owner() {
     );
     std::fs::remove_file(&path).unwrap();
 }
+
+#[test]
+fn a_socket_that_another_has_taken_is_left_to_it() {
+    let path = std::env::temp_dir().join(format!("gpupool-taken-{}.sock", std::process::id()));
+    let first = Live::serve(&path, Arc::new(|| None)).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let second = Live::serve(&path, Arc::new(|| Some((0, stats())))).unwrap();
+    drop(first);
+    assert!(read_live(&path).unwrap().is_some(), "the second one's socket is still there");
+    drop(second);
+    assert!(!path.exists());
+}

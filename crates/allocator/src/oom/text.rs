@@ -70,6 +70,23 @@ impl fmt::Display for Size {
     }
 }
 
+/// By how much less there is than was asked for, where that is so little that rounding may hide it.
+struct Short {
+    asked: u64,
+    there: u64,
+}
+
+impl fmt::Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.asked.checked_sub(self.there) {
+            Some(short) if short > 0 && short <= self.asked / 100 => {
+                write!(f, " ({} less than asked for)", Size(short))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -95,15 +112,21 @@ impl fmt::Display for OutOfMemory {
                 LimitSource::Configuration => "the configuration",
                 LimitSource::User => "a call",
             };
-            writeln!(
+            write!(
                 f,
                 "  limit:               {} (set by {who}); it bounds this allocator's segments only",
                 Size(limit.bytes)
             )?;
+            match self.reserved.saturating_add(self.segment_size).saturating_sub(limit.bytes) {
+                0 => writeln!(f)?,
+                over => writeln!(f, ", and this one would exceed it by {}", Size(over))?,
+            }
         }
         match self.driver_error {
             None => {
-                writeln!(f, "  driver:              {} free of {}", Size(self.driver.free), Size(self.driver.total))?
+                let (free, total) = (self.driver.free, self.driver.total);
+                let short = Short { asked: self.segment_size, there: free };
+                writeln!(f, "  driver:              {} free of {}{short}", Size(free), Size(total))?;
             }
             Some(e) => writeln!(f, "  driver:              did not tell what is free ({e})")?,
         }
@@ -118,8 +141,9 @@ impl fmt::Display for OutOfMemory {
         )?;
         writeln!(
             f,
-            "  largest free run:    {}; {} is free between live blocks",
+            "  largest free run:    {}{}; {} is free between live blocks",
             Size(self.largest_free_run),
+            Short { asked: self.requested, there: self.largest_free_run },
             Size(self.inactive_split)
         )?;
         if self.away + self.lent + self.parkable > 0 {

@@ -6,7 +6,7 @@ use gpupool_allocator::{Config, Policy};
 use serde::Serialize;
 
 use super::{ForecastError, GraphRequests, PoolForecast, Request, forecast};
-use crate::replay::{Options, ReplayError, replay_simulated};
+use crate::replay::{Options, ReplayError, Stopped, replay_simulated};
 use crate::trace::{Event, Trace};
 
 /// What a recorded workload will take.
@@ -31,18 +31,33 @@ pub enum TraceForecastError {
     #[error(transparent)]
     Replay(#[from] ReplayError),
     /// It ran out of memory.
-    #[error("the workload does not fit into {capacity} bytes: line {line} asks for {requested}")]
+    #[error(
+        "{file}: under {policy} the workload does not fit into {capacity} bytes: it stopped at {}, which asks for {} bytes",
+        .stopped.place, .stopped.requested
+    )]
     TooSmall {
+        /// The file.
+        file: String,
+        /// The trace's name.
+        trace: String,
+        /// The policy's name.
+        policy: &'static str,
         /// The device's bytes.
         capacity: u64,
-        /// The line.
-        line: u32,
-        /// What it asks for.
-        requested: u64,
+        /// Where it stopped, and what was there.
+        stopped: Box<Stopped>,
     },
     /// One of its captures alone cannot be made.
-    #[error(transparent)]
-    Forecast(#[from] ForecastError),
+    #[error("{file}: graph {graph} alone: {error}")]
+    Forecast {
+        /// The file.
+        file: String,
+        /// The graph's number in the file.
+        graph: u64,
+        /// Why.
+        #[source]
+        error: Box<ForecastError>,
+    },
 }
 
 /// The captures of a trace, each with what its stream asked for while it was under way.
@@ -93,13 +108,17 @@ pub fn forecast_trace(trace: &Trace, capacity: u64) -> Result<TraceForecast, Tra
     options.capacity = capacity;
     options.timed = false;
     let report = replay_simulated(trace, &options, &mut |_| {})?.report;
-    if let Some(stopped) = &report.stopped {
-        return Err(TraceForecastError::TooSmall { capacity, line: stopped.line, requested: stopped.requested });
+    if let Some(stopped) = report.stopped {
+        let (file, trace, stopped) = (trace.file.clone(), report.trace, Box::new(stopped));
+        return Err(TraceForecastError::TooSmall { file, trace, policy: policy.name(), capacity, stopped });
     }
     let mut alone: BTreeMap<u64, u64> = BTreeMap::new();
     let config = Config::new(policy);
-    for graph in graphs_of(trace) {
-        let single = forecast(std::slice::from_ref(&graph), &config, capacity)?;
+    for (graph, of) in graphs_of(trace).into_iter().zip(&trace.graphs) {
+        let single = forecast(std::slice::from_ref(&graph), &config, capacity).map_err(|error| {
+            let (file, error) = (trace.file.clone(), Box::new(error));
+            TraceForecastError::Forecast { file, graph: of.number, error }
+        })?;
         let largest = alone.entry(graph.pool).or_default();
         *largest = (*largest).max(single.peak_reserved);
     }

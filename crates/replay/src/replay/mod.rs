@@ -42,6 +42,7 @@ use gpupool_sim_device::SimDevice;
 pub use meter::{Meter, Metered};
 pub use report::{Iteration, PoolReport, Report, SegmentReport, Stopped};
 pub use run::{Options, ReplayError, Replayed, replay_on, replay_simulated};
+pub use turn::Refusal;
 
 /// Bytes that an H200 has in all: the capacity of a simulated device unless another is asked for.
 pub const DEFAULT_CAPACITY: u64 = 150_109_880_320;

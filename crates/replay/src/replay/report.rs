@@ -78,8 +78,10 @@ fn hexadecimal<S: Serializer>(value: &u64, serializer: S) -> Result<S::Ok, S::Er
 pub struct Stopped {
     /// The turn, from 1.
     pub turn: u32,
-    /// The line of the trace.
+    /// The line of the trace; of a snapshot, which event of its history, from 1.
     pub line: u32,
+    /// The same in words.
+    pub place: String,
     /// Bytes that were requested there.
     pub requested: u64,
     /// The error.

@@ -13,9 +13,9 @@ use super::meter::Metered;
 use super::observe::Watch;
 use super::report::{Iteration, Report, Stopped};
 use super::setup::Plan;
-use super::turn::{Blind, Early, Nothing, Ours, turn};
+use super::turn::{Blind, Early, Nothing, Ours, Refusal, turn};
 use super::{DEFAULT_CAPACITY, Meter, ReplayDevice};
-use crate::trace::{Event, Trace};
+use crate::trace::{Event, Trace, Where};
 
 /// Turns are timed until there are this many, or until [`ENOUGH_TIME`] is spent on them.
 const ENOUGH_TURNS: usize = 7;
@@ -77,10 +77,10 @@ pub struct Replayed {
 #[non_exhaustive]
 pub enum ReplayError {
     /// The trace's `conf` is not one that the policy can follow.
-    #[error("{trace}: the recorded PYTORCH_CUDA_ALLOC_CONF {conf:?} cannot be followed: {problem}")]
+    #[error("{file}: the recorded PYTORCH_CUDA_ALLOC_CONF {conf:?} cannot be followed: {problem}")]
     Conf {
-        /// The trace.
-        trace: String,
+        /// The file.
+        file: String,
         /// Its conf.
         conf: String,
         /// What is wrong with it.
@@ -88,30 +88,32 @@ pub enum ReplayError {
         problem: Box<ConfigError>,
     },
     /// The allocator could not be made, or something other than lack of memory went wrong between events.
-    #[error("{trace}: {error}")]
+    #[error("{file}: {error}")]
     Allocator {
-        /// The trace.
-        trace: String,
+        /// The file.
+        file: String,
         /// What went wrong.
         #[source]
-        error: Box<AllocError>,
+        error: Box<Refusal>,
     },
     /// A request failed for another reason than lack of memory.
-    #[error("{trace}: line {line}: {error}")]
+    #[error("{file}: {place}, under {policy}: {error}")]
     Event {
-        /// The trace.
-        trace: String,
-        /// The line.
-        line: u32,
+        /// The file.
+        file: String,
+        /// Where in it.
+        place: Where,
+        /// The policy.
+        policy: &'static str,
         /// What went wrong.
         #[source]
-        error: Box<AllocError>,
+        error: Box<Refusal>,
     },
     /// The device failed.
-    #[error("{trace}: {error}")]
+    #[error("{file}: {error}")]
     Device {
-        /// The trace.
-        trace: String,
+        /// The file.
+        file: String,
         /// What went wrong.
         #[source]
         error: DriverError,
@@ -159,7 +161,7 @@ pub fn replay_on<D: ReplayDevice>(
 }
 
 fn made<D>(device: impl Fn() -> DriverResult<D>, trace: &Trace) -> Result<D, ReplayError> {
-    device().map_err(|error| ReplayError::Device { trace: trace.name().to_owned(), error })
+    device().map_err(|error| ReplayError::Device { file: trace.file.clone(), error })
 }
 
 /// Whether the trace completes in one turn with these options.
@@ -186,10 +188,10 @@ struct Session<'a, D: ReplayDevice> {
 
 impl<'a, D: ReplayDevice> Session<'a, D> {
     fn new(device: D, trace: &'a Trace, options: &'a Options) -> Result<Self, ReplayError> {
-        let name = || trace.name().to_owned();
+        let name = || trace.file.clone();
         let conf = if options.policy.is_bit_exact() { trace.header.conf.as_str() } else { "" };
         let config = Config::parse_pytorch(conf, options.policy).map_err(|problem| ReplayError::Conf {
-            trace: name(),
+            file: name(),
             conf: conf.to_owned(),
             problem: Box::new(problem),
         })?;
@@ -203,7 +205,7 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
         let registry = Arc::new(CaptureRegistry::default());
         let ours = Allocator::with_registry(Arc::clone(&meter), config, registry)
             .and_then(|allocator| Ours::new(allocator, trace, &plan))
-            .map_err(|error| ReplayError::Allocator { trace: name(), error: Box::new(error) })?;
+            .map_err(|error| ReplayError::Allocator { file: name(), error: Box::new(error.into()) })?;
         let live = (0..trace.blocks.len()).map(|_| None).collect();
         Ok(Self { trace, options, plan, live, ours, meter, pages: PageStats::default() })
     }
@@ -301,8 +303,8 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
 
     /// Frees what the last turn left, and counts from nothing.
     fn between(&mut self) -> Result<(), ReplayError> {
-        let trace = self.trace.name();
-        let failed = |error| ReplayError::Allocator { trace: trace.to_owned(), error: Box::new(error) };
+        let trace = self.trace;
+        let failed = |error| ReplayError::Allocator { file: trace.file.clone(), error: Box::new(error) };
         self.ours.finish(&self.plan, &mut self.live).map_err(failed)?;
         self.ours.allocator.reset_peak_stats();
         self.meter.reset();
@@ -313,7 +315,7 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
     /// The median time of the loop with nothing in it, in nanoseconds.
     fn loop_alone(&self, device: D, turns: usize) -> Result<f64, ReplayError> {
         let trace = self.trace;
-        let failed = |error| ReplayError::Device { trace: trace.name().to_owned(), error };
+        let failed = |error| ReplayError::Device { file: trace.file.clone(), error };
         for number in 0..self.plan.private {
             device.adopt_stream(Plan::private_handle(number)).map_err(failed)?;
         }
@@ -348,7 +350,10 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
 
     /// The most held of the driver: in segments, or by the driver's own pool.
     fn peak_reserved(&self) -> Result<u64, ReplayError> {
-        let failed = |error| ReplayError::Allocator { trace: self.trace.name().to_owned(), error: Box::new(error) };
+        let failed = |error: AllocError| {
+            let file = self.trace.file.clone();
+            ReplayError::Allocator { file, error: Box::new(error.into()) }
+        };
         Ok(match self.ours.allocator.driver_pool_figures().map_err(failed)? {
             Some(figures) => figures.reserved_high,
             None => u64::try_from(self.ours.allocator.stats().reserved_bytes.all.peak).unwrap_or(0),
@@ -364,15 +369,17 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
     /// Lack of memory is a result; anything else is an error.
     fn stopped(&self, Early { index, error }: Early, turn: u32) -> Result<Stopped, ReplayError> {
         match (error, self.trace.events.get(index)) {
-            (AllocError::OutOfMemory(report), Some(Event::Alloc { bytes, .. })) => {
-                Ok(Stopped { turn, line: self.trace.line(index), requested: *bytes, error: report.to_string() })
+            (Refusal::Alloc(AllocError::OutOfMemory(report)), Some(Event::Alloc { bytes, .. })) => {
+                let (line, place) = (self.trace.line(index), self.trace.place(index).to_string());
+                Ok(Stopped { turn, line, place, requested: *bytes, error: report.to_string() })
             }
             (error, _) => Err(self.error(index, error)),
         }
     }
 
-    fn error(&self, index: usize, error: AllocError) -> ReplayError {
-        ReplayError::Event { trace: self.trace.name().to_owned(), line: self.trace.line(index), error: Box::new(error) }
+    fn error(&self, index: usize, error: Refusal) -> ReplayError {
+        let (file, place) = (self.trace.file.clone(), self.trace.place(index));
+        ReplayError::Event { file, place, policy: self.options.policy.name(), error: Box::new(error) }
     }
 }
 

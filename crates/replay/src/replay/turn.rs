@@ -3,25 +3,48 @@
 use std::hint::black_box;
 
 use gpupool_allocator::{AllocError, Allocation, Allocator, Filter, PoolId, Stream};
-use gpupool_device::{Call, CaptureId, CaptureMode, DriverError, GraphHandle, StreamHandle, code};
+use gpupool_device::{CaptureId, CaptureMode, DriverError, GraphHandle, StreamHandle};
 use gpupool_graph_capture::{Capture, CaptureError, CaptureOptions, Captures, Graph};
 
 use super::setup::Plan;
 use super::{Meter, ReplayDevice};
 use crate::trace::{self, Event, Trace};
 
+/// Why a request of a turn came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The allocator's word.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// A capture's.
+    #[error(transparent)]
+    Capture(CaptureError),
+    /// The device's.
+    #[error(transparent)]
+    Device(#[from] DriverError),
+}
+
+impl From<CaptureError> for Refusal {
+    fn from(error: CaptureError) -> Self {
+        match error {
+            CaptureError::Alloc(error) => Self::Alloc(error),
+            error => Self::Capture(error),
+        }
+    }
+}
+
 /// What a turn asks for. The loop is the same whoever answers.
 pub(super) trait Backend {
     /// A block in the loop's hands.
     type Block;
 
-    fn alloc(&mut self, bytes: u64, stream: u16) -> Result<Self::Block, AllocError>;
+    fn alloc(&mut self, bytes: u64, stream: u16) -> Result<Self::Block, Refusal>;
     fn free(&mut self, block: Self::Block);
     /// A free with one use recorded on a private stream.
     fn free_used(&mut self, block: Self::Block, private: u32);
-    fn empty_cache(&mut self) -> Result<(), AllocError>;
-    fn begin(&mut self, graph: u32, of: trace::Graph) -> Result<(), AllocError>;
-    fn end(&mut self, graph: u32) -> Result<(), AllocError>;
+    fn empty_cache(&mut self) -> Result<(), Refusal>;
+    fn begin(&mut self, graph: u32, of: trace::Graph) -> Result<(), Refusal>;
+    fn end(&mut self, graph: u32) -> Result<(), Refusal>;
     /// Whether the stream is being captured, so that nothing can be held back there.
     fn captures(&self, stream: u16) -> bool;
 }
@@ -45,7 +68,7 @@ impl<B: Backend> Observer<B> for Blind {
 /// Why a turn ended early, and at which event.
 pub(super) struct Early {
     pub(super) index: usize,
-    pub(super) error: AllocError,
+    pub(super) error: Refusal,
 }
 
 /// Runs the events of `trace`. `live` has a place for each block; what is in it afterwards is still alive.
@@ -115,7 +138,7 @@ pub(super) struct Nothing {
 impl Backend for Nothing {
     type Block = u64;
 
-    fn alloc(&mut self, bytes: u64, stream: u16) -> Result<u64, AllocError> {
+    fn alloc(&mut self, bytes: u64, stream: u16) -> Result<u64, Refusal> {
         self.next += 512;
         Ok(black_box(self.next ^ bytes ^ u64::from(stream)))
     }
@@ -128,15 +151,15 @@ impl Backend for Nothing {
         black_box((block, private));
     }
 
-    fn empty_cache(&mut self) -> Result<(), AllocError> {
+    fn empty_cache(&mut self) -> Result<(), Refusal> {
         Ok(())
     }
 
-    fn begin(&mut self, _: u32, _: trace::Graph) -> Result<(), AllocError> {
+    fn begin(&mut self, _: u32, _: trace::Graph) -> Result<(), Refusal> {
         Ok(())
     }
 
-    fn end(&mut self, _: u32) -> Result<(), AllocError> {
+    fn end(&mut self, _: u32) -> Result<(), Refusal> {
         Ok(())
     }
 
@@ -231,12 +254,12 @@ impl<D: ReplayDevice> Ours<D> {
         self.recorded.iter().rev().find(open).map_or(PoolId::DEFAULT, |c| c.pool)
     }
 
-    fn close(&mut self, graph: usize) -> Result<(), AllocError> {
+    fn close(&mut self, graph: usize) -> Result<(), Refusal> {
         let Some(recorded) = self.recorded.get_mut(graph).filter(|c| c.now.is_open()) else { return Ok(()) };
         let (stream, pool) = (recorded.stream, recorded.pool);
         match std::mem::replace(&mut recorded.now, Stage::Scope(None)) {
             Stage::Capturing(capture) => {
-                recorded.now = Stage::Graph { _graph: capture.end().map_err(alloc_error)? };
+                recorded.now = Stage::Graph { _graph: capture.end()? };
             }
             _ => {
                 let ended = self.device().end_capture(self.streams[usize::from(stream)].handle());
@@ -250,7 +273,7 @@ impl<D: ReplayDevice> Ours<D> {
     }
 
     /// Ends a turn: open captures are closed, graphs are dropped, and blocks still alive are freed.
-    pub(super) fn finish(&mut self, plan: &Plan, live: &mut [Option<Allocation<Meter<D>>>]) -> Result<(), AllocError> {
+    pub(super) fn finish(&mut self, plan: &Plan, live: &mut [Option<Allocation<Meter<D>>>]) -> Result<(), Refusal> {
         if plan.ticking {
             (0..=plan.lag).for_each(|_| self.device().advance());
         }
@@ -270,7 +293,7 @@ impl<D: ReplayDevice> Ours<D> {
     }
 
     /// PyTorch's way: a scope for what the capture asks for.
-    fn begin_scoped(&self, stream: &Stream<Meter<D>>, pool: PoolId) -> Result<(), AllocError> {
+    fn begin_scoped(&self, stream: &Stream<Meter<D>>, pool: PoolId) -> Result<(), Refusal> {
         self.device().begin_capture(stream.handle(), CaptureMode::Global)?;
         let id = self.device().capture_status(stream.handle())?.id().unwrap_or(CaptureId(0));
         self.allocator.set_current_stream(stream)?;
@@ -280,20 +303,11 @@ impl<D: ReplayDevice> Ours<D> {
     }
 }
 
-/// A replay's error for a capture's.
-fn alloc_error(error: CaptureError) -> AllocError {
-    match error {
-        CaptureError::Alloc(e) => e,
-        CaptureError::Driver(e) | CaptureError::Invalidated { end: e, .. } => e.into(),
-        _ => DriverError::new(Call::StreamBeginCapture, code::NOT_SUPPORTED).into(),
-    }
-}
-
 impl<D: ReplayDevice> Backend for Ours<D> {
     type Block = Allocation<Meter<D>>;
 
-    fn alloc(&mut self, bytes: u64, stream: u16) -> Result<Self::Block, AllocError> {
-        self.allocator.alloc(bytes, &self.streams[usize::from(stream)])
+    fn alloc(&mut self, bytes: u64, stream: u16) -> Result<Self::Block, Refusal> {
+        Ok(self.allocator.alloc(bytes, &self.streams[usize::from(stream)])?)
     }
 
     fn free(&mut self, block: Self::Block) {
@@ -306,11 +320,12 @@ impl<D: ReplayDevice> Backend for Ours<D> {
         drop(block);
     }
 
-    fn empty_cache(&mut self) -> Result<(), AllocError> {
-        self.allocator.empty_cache().map(drop)
+    fn empty_cache(&mut self) -> Result<(), Refusal> {
+        self.allocator.empty_cache()?;
+        Ok(())
     }
 
-    fn begin(&mut self, graph: u32, of: trace::Graph) -> Result<(), AllocError> {
+    fn begin(&mut self, graph: u32, of: trace::Graph) -> Result<(), Refusal> {
         debug_assert_eq!(graph as usize, self.recorded.len());
         let stream = &self.streams[usize::from(of.stream)];
         let pool = self.pool(of.pool);
@@ -319,13 +334,13 @@ impl<D: ReplayDevice> Backend for Ours<D> {
             Stage::Scoped
         } else {
             let options = CaptureOptions::new().with_pool(pool);
-            Stage::Capturing(Box::new(self.captures.begin(stream, options).map_err(alloc_error)?))
+            Stage::Capturing(Box::new(self.captures.begin(stream, options)?))
         };
         self.recorded.push(Recorded { stream: of.stream, pool, now });
         Ok(())
     }
 
-    fn end(&mut self, graph: u32) -> Result<(), AllocError> {
+    fn end(&mut self, graph: u32) -> Result<(), Refusal> {
         self.close(graph as usize)
     }
 

@@ -13,6 +13,8 @@ use crate::shadow::{Breach, Shadow, Usage};
 
 /// Sums that wait to be compared, at most.
 const SLOTS: u64 = 256;
+/// Bytes of the device that one thread compares in.
+pub(super) const SCRATCH_BYTES: u64 = SLOTS * 8;
 /// Bytes that one thread keeps live, at most: operations draw sizes, not how many fit.
 const MOST_LIVE: u64 = 1 << 30;
 /// Blocks that wait for another thread to take them, at most.
@@ -243,7 +245,7 @@ impl<D: StressDevice> Harness<D> {
     ///
     /// The device's.
     pub fn new(common: Arc<Common<D>>, own_streams: Vec<u32>, number: u32) -> Result<Self, Failed> {
-        let sums = common.device.mem_alloc(SLOTS * 8)?;
+        let sums = common.device.mem_alloc(SCRATCH_BYTES)?;
         let next_word = number.wrapping_mul(0x0100_0000) | 1;
         Ok(Self {
             held: Vec::new(),

@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpupool_allocator::{Config, Policy, Stats};
+use gpupool_device::DriverError;
 use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
 use serde::Serialize;
 
+use super::harness::SCRATCH_BYTES;
 use super::{Common, Failed, Harness, StressDevice, Tally};
 use crate::generate::{Generator, Random, Shape};
 
@@ -82,6 +84,24 @@ pub enum StressError {
     /// The allocator or the device could not be set up.
     #[error("stress cannot be set up: {0}")]
     Setup(#[source] Failed),
+    /// The device has no room for what is compared on it, beside the allocator's memory.
+    #[error(
+        "stress cannot be set up: {threads} threads need {needed} bytes of the device to compare contents in, and it has {free} of {total} \
+         bytes free ({error}): use fewer threads, or a device with more memory (--capacity)"
+    )]
+    NoRoom {
+        /// The threads.
+        threads: u32,
+        /// What they need, the driver's rounding aside.
+        needed: u64,
+        /// What the device had.
+        free: u64,
+        /// Its memory.
+        total: u64,
+        /// What it said.
+        #[source]
+        error: DriverError,
+    },
 }
 
 /// A run on a simulated device with contents, a scheduler that draws lots and a race detector. `progress` is told
@@ -112,11 +132,19 @@ pub fn stress<D: StressDevice>(
     ready: &dyn Fn(StatsOf),
 ) -> Result<StressReport, StressError> {
     let threads = options.threads.max(1);
-    let setup = StressError::Setup;
+    let asked = Arc::clone(&device);
+    let setup = |failed| match failed {
+        Failed::Device(error) if error.is_out_of_memory() => {
+            let (free, total) = asked.mem_info().map_or((0, 0), |memory| (memory.free, memory.total));
+            let needed = u64::from(threads) * SCRATCH_BYTES;
+            StressError::NoRoom { threads, needed, free, total, error }
+        }
+        failed => StressError::Setup(failed),
+    };
     let name = device.label();
     device.warm_up(threads * STREAMS_PER_THREAD + 1);
     let before = device.memory_in_use().unwrap_or(0);
-    let common = Common::new(device, Config::new(options.policy), threads * STREAMS_PER_THREAD).map_err(setup)?;
+    let common = Common::new(device, Config::new(options.policy), threads * STREAMS_PER_THREAD).map_err(&setup)?;
     let common = Arc::new(common);
     let watched = Arc::downgrade(&common);
     ready(Arc::new(move || Some(watched.upgrade()?.allocator().stats())));
@@ -126,7 +154,7 @@ pub fn stress<D: StressDevice>(
             Harness::new(Arc::clone(&common), own, thread)
         })
         .collect::<Result<Vec<_>, _>>()
-        .map_err(setup)?;
+        .map_err(&setup)?;
     let run = Run {
         options,
         start: Instant::now(),

@@ -17,6 +17,8 @@ mod of_snapshot;
 mod parse;
 pub mod write;
 
+use std::fmt;
+
 pub use error::{TraceError, TraceProblem};
 use gpupool_device::Address;
 pub use of_snapshot::{WhatIf, WhatIfError, what_if};
@@ -149,14 +151,39 @@ pub struct RecordedSegment {
     pub given_back_before: Option<u32>,
 }
 
+/// Where something stands in what the user gave us.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Where {
+    /// A line of a trace, from 1.
+    Line(u32),
+    /// An event of a snapshot's history, from 1.
+    Event(u32),
+    /// A block of a snapshot that is older than its history.
+    Older,
+}
+
+impl fmt::Display for Where {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(line) => write!(f, "line {line}"),
+            Self::Event(event) => write!(f, "event {event} of its history"),
+            Self::Older => f.write_str("a block that is older than its history"),
+        }
+    }
+}
+
 /// A workload.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Trace {
+    /// The file that it comes from, or what stands for one.
+    pub file: String,
+    /// Whether that is a snapshot with a history.
+    pub of_history: bool,
     /// What the first line says.
     pub header: Header,
     /// What happens, in order.
     pub events: Vec<Event>,
-    /// For each event its line, if the trace was read from a file.
+    /// For each event its line in the file; of a snapshot, which event of its history, from 1, and 0 for blocks that are older.
     pub lines: Vec<u32>,
     /// Frees that do not complete at once, in order of the frees.
     pub late: Vec<LateFree>,
@@ -183,6 +210,16 @@ impl Trace {
     #[must_use]
     pub fn line(&self, index: usize) -> u32 {
         self.lines.get(index).copied().unwrap_or(0)
+    }
+
+    /// Where event `index` stands in the file.
+    #[must_use]
+    pub fn place(&self, index: usize) -> Where {
+        match (self.of_history, self.line(index)) {
+            (false, line) => Where::Line(line),
+            (true, 0) => Where::Older,
+            (true, event) => Where::Event(event),
+        }
     }
 
     /// The most bytes requested and not yet completely freed at one time, as the trace itself has it.

@@ -7,14 +7,14 @@
 //!   and [`WhatIf::notes`] says how much that is. Nothing is concluded about graphs.
 //! * **H4** A request that ended the job in out of memory is made at the end.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use gpupool_allocator::{Config, Policy};
 use gpupool_device::Address;
 use gpupool_snapshot::{Action, BlockStatus, Event, Snapshot};
 
 use super::write::{Peaks, TraceWriter};
-use super::{MAX_BYTES, MAX_STREAMS, Trace, TraceError};
+use super::{MAX_BYTES, MAX_STREAMS, Trace, TraceError, TraceProblem, Where};
 
 /// Why a snapshot gives no trace.
 #[derive(Debug, thiserror::Error)]
@@ -22,11 +22,16 @@ use super::{MAX_BYTES, MAX_STREAMS, Trace, TraceError};
 pub enum WhatIfError {
     /// No history.
     #[error(
-        "{name}: the snapshot has no history: record one (torch.cuda.memory._record_memory_history, Allocator::record_history)"
+        "{name}: the snapshot has no history{}: record one (torch.cuda.memory._record_memory_history, Allocator::record_history)",
+        left_out(*.unknown, *.absurd).map_or_else(String::new, |left| format!(" but for {left}"))
     )]
     NoHistory {
         /// The file.
         name: String,
+        /// Events of kinds that are not known.
+        unknown: u64,
+        /// Events of a size or at an address that nothing can have.
+        absurd: u64,
     },
     /// More streams than a trace may have.
     #[error("{name}: the history has more than {MAX_STREAMS} streams")]
@@ -35,14 +40,24 @@ pub enum WhatIfError {
         name: String,
     },
     /// The history contradicts itself.
-    #[error("{name}: the history makes no trace: {error}")]
+    #[error("{name}: the history makes no trace, at {place}: {problem}")]
     Trace {
         /// The file.
         name: String,
+        /// Where.
+        place: Where,
         /// How.
         #[source]
-        error: TraceError,
+        problem: TraceProblem,
     },
+}
+
+/// What a reader left out of a history, in words.
+fn left_out(unknown: u64, absurd: u64) -> Option<String> {
+    let unknown = (unknown > 0).then(|| format!("{unknown} events of kinds that are not known"));
+    let absurd = (absurd > 0).then(|| format!("{absurd} events of sizes or at addresses that nothing can have"));
+    let both: Vec<String> = unknown.into_iter().chain(absurd).collect();
+    (!both.is_empty()).then(|| both.join(" and "))
 }
 
 /// A trace made of a snapshot.
@@ -73,9 +88,11 @@ pub fn what_if(name: &str, snapshot: &Snapshot) -> Result<WhatIf, WhatIfError> {
     let mut devices: Vec<(u32, &Vec<Event>)> = (0..).zip(&snapshot.device_traces).collect();
     devices.sort_by_key(|(device, trace)| (std::cmp::Reverse(trace.len()), *device));
     let Some((device, trace)) = devices.first().copied().filter(|(_, trace)| !trace.is_empty()) else {
-        return Err(WhatIfError::NoHistory { name: name.to_owned() });
+        let (unknown, absurd) = (snapshot.unknown_events, snapshot.absurd_events);
+        return Err(WhatIfError::NoHistory { name: name.to_owned(), unknown, absurd });
     };
     let mut notes = Vec::new();
+    notes.extend(left_out(snapshot.unknown_events, snapshot.absurd_events).map(|left| format!("{left} were left out")));
     if devices.iter().filter(|(_, trace)| !trace.is_empty()).count() > 1 {
         notes.push(format!("the history of device {device} only, which has the most events"));
     }
@@ -88,12 +105,15 @@ pub fn what_if(name: &str, snapshot: &Snapshot) -> Result<WhatIf, WhatIfError> {
     }
 
     let mut writer = TraceWriter::new();
-    let mut live: HashMap<u64, u64> = HashMap::new();
+    // For each line which event it is made of.
+    let mut made_of: Vec<u32> = Vec::new();
+    let mut live: HashMap<u64, Live> = HashMap::new();
     let before = from_before(snapshot, device, trace);
     let bytes = |bytes: u64| bytes.clamp(1, MAX_BYTES);
     for (address, size, stream) in &before {
-        live.insert(*address, writer.alloc(bytes(*size), streams.number(*stream)));
+        live.insert(*address, Live::new(writer.alloc(bytes(*size), streams.number(*stream))));
     }
+    made_of.resize(writer.lines(), 0);
     if !before.is_empty() {
         let sum = before.iter().fold(0_u64, |sum, (_, size, _)| sum.saturating_add(*size));
         notes.push(format!(
@@ -123,10 +143,10 @@ pub fn what_if(name: &str, snapshot: &Snapshot) -> Result<WhatIf, WhatIfError> {
             Action::Alloc => {
                 // An address that is handed out again was freed, whether or not that is told.
                 if let Some(lost) = live.remove(&event.address) {
-                    writer.free(lost);
-                    writer.complete(lost);
+                    lost.complete(&mut writer);
                 }
-                live.insert(event.address, writer.alloc(bytes(event.size), streams.number(event.stream)));
+                let id = writer.alloc(bytes(event.size), streams.number(event.stream));
+                live.insert(event.address, Live::new(id));
                 let in_private = pools.iter().any(|(start, end)| (*start..*end).contains(&event.address))
                     || event.pool.is_some_and(|pool| pool != (0, 0));
                 if in_private && captures.is_empty() {
@@ -135,13 +155,13 @@ pub fn what_if(name: &str, snapshot: &Snapshot) -> Result<WhatIf, WhatIfError> {
                 }
             }
             Action::FreeRequested => {
-                if let Some(id) = live.get(&event.address) {
-                    writer.free(*id);
+                if let Some(block) = live.get_mut(&event.address) {
+                    block.free(&mut writer);
                 }
             }
             Action::FreeCompleted => {
-                if let Some(id) = live.remove(&event.address) {
-                    writer.complete(id);
+                if let Some(block) = live.remove(&event.address) {
+                    block.complete(&mut writer);
                 }
             }
             Action::SegmentAlloc if complete => {
@@ -151,6 +171,7 @@ pub fn what_if(name: &str, snapshot: &Snapshot) -> Result<WhatIf, WhatIfError> {
             Action::SegmentFree if complete => writer.give_back(Address(event.address), event.size),
             _ => {}
         }
+        made_of.resize(writer.lines(), at as u32 + 1);
     }
     for number in open {
         writer.end(number as u64);
@@ -159,7 +180,8 @@ pub fn what_if(name: &str, snapshot: &Snapshot) -> Result<WhatIf, WhatIfError> {
         && last.action == Action::Oom
     {
         writer.alloc(bytes(last.size), streams.number(last.stream));
-        notes.push(format!("the request of {} bytes that failed is made at the end", last.size));
+        let most = if last.size > MAX_BYTES { ", as one of 1 TiB" } else { "" };
+        notes.push(format!("the request of {} bytes that failed is made at the end{most}", last.size));
     }
     if private.0 > 0 {
         notes.push(format!(
@@ -177,16 +199,50 @@ pub fn what_if(name: &str, snapshot: &Snapshot) -> Result<WhatIf, WhatIfError> {
     if !followed {
         notes.push(format!("PYTORCH_CUDA_ALLOC_CONF={conf} is not followed: the policies run with their defaults"));
     }
+    made_of.resize(writer.lines(), trace.len() as u32);
     let requested = snapshot.peaks().iter().find(|peak| peak.device == device).map_or(0, |peak| peak.bytes);
     let reserved = peak_reserved(snapshot, device, trace);
     let peaks = Peaks { allocated: requested, requested, active: requested, reserved };
     let file = std::path::Path::new(name).file_name().map_or(name.into(), |file| file.to_string_lossy());
-    let broken = |error| WhatIfError::Trace { name: name.to_owned(), error };
+    // The header is line 1.
+    let event_of = |line: u32| made_of.get((line as usize).saturating_sub(2)).copied().unwrap_or(0);
+    let broken = |error: TraceError| {
+        let event = event_of(u32::try_from(error.line).unwrap_or(u32::MAX));
+        let place = if event == 0 { Where::Older } else { Where::Event(event) };
+        WhatIfError::Trace { name: name.to_owned(), place, problem: error.problem }
+    };
     let text = writer.finish(&file, if followed { conf } else { "" }, peaks).map_err(|error| {
         let problem = crate::text::TextProblem::Io(error).into();
         broken(TraceError { file: name.to_owned(), line: 1, problem })
     })?;
-    Ok(WhatIf { trace: Trace::parse(name, &text[..]).map_err(broken)?, notes })
+    let mut trace = Trace::parse(name, &text[..]).map_err(broken)?;
+    trace.of_history = true;
+    trace.lines.iter_mut().for_each(|line| *line = event_of(*line));
+    Ok(WhatIf { trace, notes })
+}
+
+/// A block of the history: its number in the trace, and whether its free was told. Whoever recorded may have left out either part of it.
+struct Live {
+    id: u64,
+    freed: bool,
+}
+
+impl Live {
+    fn new(id: u64) -> Self {
+        Self { id, freed: false }
+    }
+
+    fn free(&mut self, writer: &mut TraceWriter) {
+        if !self.freed {
+            writer.free(self.id);
+            self.freed = true;
+        }
+    }
+
+    fn complete(mut self, writer: &mut TraceWriter) {
+        self.free(writer);
+        writer.complete(self.id);
+    }
 }
 
 /// Blocks from before the history: address, bytes requested, stream.
@@ -219,17 +275,24 @@ fn from_before(snapshot: &Snapshot, device: u32, trace: &[Event]) -> Vec<(u64, u
 
 /// Whether the history tells of every segment, so that replaying their addresses makes sense.
 fn segments_are_told(snapshot: &Snapshot, device: u32, trace: &[Event]) -> bool {
-    let mut standing: HashMap<u64, u64> = HashMap::new();
+    let mut standing: BTreeMap<u64, u64> = BTreeMap::new();
     for event in trace {
         match event.action {
-            Action::SegmentAlloc if standing.insert(event.address, event.size).is_some() => return false,
+            Action::SegmentAlloc => {
+                // Events whose end no address has were left out.
+                let before = standing.range(..event.address + event.size).next_back();
+                if event.size == 0 || before.is_some_and(|(start, bytes)| start + bytes > event.address) {
+                    return false;
+                }
+                standing.insert(event.address, event.size);
+            }
             Action::SegmentFree if standing.remove(&event.address) != Some(event.size) => return false,
             Action::SegmentMap | Action::SegmentUnmap => return false,
             _ => {}
         }
     }
     let segments = snapshot.segments.iter().filter(|segment| segment.device == device);
-    let held: HashMap<u64, u64> = segments.map(|segment| (segment.address, segment.total_size)).collect();
+    let held: BTreeMap<u64, u64> = segments.map(|segment| (segment.address, segment.total_size)).collect();
     standing == held
 }
 

@@ -37,7 +37,10 @@ impl Trace {
     /// When the input is no whole, consistent trace.
     pub fn parse(name: &str, input: impl Read) -> Result<Self, TraceError> {
         let mut line = 1;
-        parse(input, &mut line).map_err(|problem| TraceError { file: name.to_owned(), line, problem })
+        match parse(input, &mut line) {
+            Ok(trace) => Ok(Self { file: name.to_owned(), ..trace }),
+            Err(problem) => Err(TraceError { file: name.to_owned(), line, problem }),
+        }
     }
 }
 
@@ -302,6 +305,8 @@ impl Reader {
             }
         }
         Ok(Trace {
+            file: String::new(),
+            of_history: false,
             header,
             events: self.events,
             lines: self.lines,

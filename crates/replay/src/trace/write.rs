@@ -29,6 +29,7 @@ pub struct Peaks {
 #[derive(Clone, Debug, Default)]
 pub struct TraceWriter {
     text: String,
+    lines: usize,
     allocs: u64,
     taken: u64,
     given_back: u64,
@@ -45,6 +46,12 @@ impl TraceWriter {
         // Writing to a string cannot fail.
         let _ = self.text.write_fmt(arguments);
         self.text.push('\n');
+        self.lines += 1;
+    }
+
+    /// How many lines there are below the header.
+    pub(super) fn lines(&self) -> usize {
+        self.lines
     }
 
     /// `bytes` requested on `stream`. Gives the allocation's number.

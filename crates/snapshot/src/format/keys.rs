@@ -42,6 +42,8 @@ keys! {
     DEVICE = "device",
     ADDRESS = "address",
     TOTAL_SIZE = "total_size",
+    ALLOCATED_SIZE = "allocated_size",
+    ACTIVE_SIZE = "active_size",
     STREAM = "stream",
     ANY_STREAM = "any_stream",
     SEGMENT_TYPE = "segment_type",
