@@ -1,13 +1,14 @@
 //! A block in its owner's hands.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use gpupool_device::{Address, Device, Memory};
 
-use crate::arena::{Arena, BlockId, NONE};
+use crate::arena::{ArenaCore, ArenaState, BlockId, Handed, Locked, NONE};
 use crate::error::FreeError;
 use crate::inner::Served;
-use crate::stream::{Stream, WorkMark};
+use crate::stream::{Stream, StreamCore, WorkMark};
 
 /// A block of GPU memory. Dropping it frees it, in the order of its own stream: work that was submitted there before may still use
 /// it, and nobody else gets it before that work is done.
@@ -19,14 +20,15 @@ use crate::stream::{Stream, WorkMark};
 /// [`free_on`](Self::free_on), or their work may find the memory in someone else's hands.
 #[must_use = "dropping an allocation frees it"]
 pub struct Allocation<D: Device> {
-    /// `None` for a request of zero bytes.
-    arena: Option<Arc<Arena<D>>>,
+    /// That of the block's arena, which the block keeps while it is live. `None` for a request of zero bytes.
+    core: Option<&'static ArenaCore>,
     /// The block's record in the arena; [`NONE`] for a driver allocation of its own, since caching is off.
     block: BlockId,
     generation: u32,
     address: Address,
     size: u64,
     requested: u64,
+    device: PhantomData<Arc<D>>,
 }
 
 /// Where a block lies.
@@ -40,31 +42,35 @@ pub struct Placement {
 
 impl<D: Device> Allocation<D> {
     pub(crate) fn null() -> Self {
-        Self { arena: None, block: NONE, generation: 0, address: Address::NULL, size: 0, requested: 0 }
+        let (address, device) = (Address::NULL, PhantomData);
+        Self { core: None, block: NONE, generation: 0, address, size: 0, requested: 0, device }
+    }
+
+    pub(crate) fn new(served: Served<D>, requested: u64) -> Self {
+        Self::of(served.arena.core, served.handed, requested)
     }
 
     #[inline]
-    pub(crate) fn new(served: Served<D>, requested: u64) -> Self {
-        let Served { arena, handed } = served;
-        Self {
-            arena: Some(arena),
-            block: handed.block,
-            generation: handed.generation,
-            address: handed.address,
-            size: handed.bytes,
-            requested,
-        }
+    pub(crate) fn of(core: &'static ArenaCore, handed: Handed, requested: u64) -> Self {
+        let Handed { block, generation, address, bytes: size } = handed;
+        Self { core: Some(core), block, generation, address, size, requested, device: PhantomData }
     }
 
-    /// A driver allocation of its own, made for a request on the stream of `arena`.
-    pub(crate) fn direct(arena: Arc<Arena<D>>, address: Address, bytes: u64) -> Self {
-        Self { arena: Some(arena), block: NONE, generation: 0, address, size: bytes, requested: bytes }
+    /// A driver allocation of its own, made for a request on the stream of the arena with this core.
+    pub(crate) fn direct(core: &'static ArenaCore, address: Address, bytes: u64) -> Self {
+        core.count_direct(true);
+        let handed = Handed { block: NONE, generation: 0, address, bytes };
+        Self::of(core, handed, bytes)
     }
 
-    /// The arena, block and generation, for one in an arena.
-    pub(crate) fn parts(&self) -> Option<(&Arc<Arena<D>>, u32, u32)> {
-        let arena = self.arena.as_ref().filter(|_| self.block != NONE)?;
-        Some((arena, self.block, self.generation))
+    /// Its arena's core, for a block in an arena.
+    pub(crate) fn core(&self) -> Option<&'static ArenaCore> {
+        self.core.filter(|_| self.block != NONE)
+    }
+
+    /// The block's record and generation.
+    pub(crate) fn block(&self) -> (BlockId, u32) {
+        (self.block, self.generation)
     }
 
     /// Where the block starts; [`Address::NULL`] for a request of zero bytes.
@@ -89,9 +95,8 @@ impl<D: Device> Allocation<D> {
     /// and without caching. Takes the arena's lock.
     #[must_use]
     pub fn placement(&self) -> Option<Placement> {
-        let (arena, block, generation) = self.parts()?;
-        let state = arena.lock();
-        let block = state.blocks.current(block, generation)?;
+        let state = &self.core()?.lock().state;
+        let block = state.blocks.current(self.block, self.generation)?;
         let segment = state.segments.get(block.segment)?;
         Some(Placement { segment: segment.memory.ordinal, offset: crate::units::to_bytes(block.offset) })
     }
@@ -105,17 +110,21 @@ impl<D: Device> Allocation<D> {
     /// took away.
     pub fn record_stream(&self, stream: &Stream<D>) -> Result<(), FreeError> {
         // A driver allocation's free waits for the device: it needs no record.
-        let Some((arena, block, generation)) = self.parts() else { return Ok(()) };
-        if !Arc::ptr_eq(&arena.shared, &stream.arena.shared) {
-            return Err(FreeError::ForeignStream { stream: stream.id() });
-        }
-        let in_capture = arena.shared.records_in_capture(stream.handle()).unwrap_or(true);
-        let mut state = arena.lock();
-        if !state.is_live(block, generation) {
+        let Some(core) = self.core() else { return Ok(()) };
+        let in_capture = stream.arena.shared.records_in_capture(stream.handle()).unwrap_or(true);
+        self.check_use(&mut core.lock(), &stream.core)?.record_use(self.block, &stream.core, in_capture);
+        Ok(())
+    }
+
+    /// The state of the block's arena, if the block is live and the stream of its allocator.
+    fn check_use<'a>(&self, locked: &'a mut Locked, stream: &StreamCore) -> Result<&'a mut ArenaState, FreeError> {
+        if !locked.state.is_live(self.block, self.generation) {
             return Err(FreeError::NotLive { address: self.address });
         }
-        state.record_use(block, &stream.core, in_capture);
-        Ok(())
+        if locked.allocator != stream.allocator {
+            return Err(FreeError::ForeignStream { stream: stream.id });
+        }
+        Ok(&mut locked.state)
     }
 
     /// Says that the work before `last` uses the block, and that no later work on that stream does: when it is freed, it waits for no
@@ -126,16 +135,9 @@ impl<D: Device> Allocation<D> {
     ///
     /// As `record_stream`.
     pub fn record_last_use(&self, last: &WorkMark<D>) -> Result<(), FreeError> {
-        let Some((arena, block, generation)) = self.parts() else { return Ok(()) };
-        let (core, mark) = last.parts();
-        if !last.is_of(&arena.shared) {
-            return Err(FreeError::ForeignStream { stream: core.id });
-        }
-        let mut state = arena.lock();
-        if !state.is_live(block, generation) {
-            return Err(FreeError::NotLive { address: self.address });
-        }
-        state.record_use_until(block, core, Some(mark));
+        let Some(core) = self.core() else { return Ok(()) };
+        let (stream, mark) = last.parts();
+        self.check_use(&mut core.lock(), stream)?.record_use_until(self.block, stream, Some(mark));
         Ok(())
     }
 
@@ -161,13 +163,17 @@ impl<D: Device> Allocation<D> {
     }
 
     fn release(&mut self) -> Result<(), FreeError> {
-        let Some(arena) = self.arena.take() else { return Ok(()) };
+        let Some(core) = self.core.take() else { return Ok(()) };
+        let not_live = FreeError::NotLive { address: self.address };
+        let Some(arena) = core.arena::<D>() else { return Err(not_live) };
         if self.block == NONE {
             arena.shared.free_direct(self.address);
+            core.count_direct(false);
+            arena.tell();
             return Ok(());
         }
         match arena.free(self.block, self.generation) {
-            Err(FreeError::NotLive { .. }) => Err(FreeError::NotLive { address: self.address }),
+            Err(FreeError::NotLive { .. }) => Err(not_live),
             freed => freed,
         }
     }
@@ -186,7 +192,7 @@ impl<D: Device> Memory for Allocation<D> {
 impl<D: Device> Drop for Allocation<D> {
     #[inline]
     fn drop(&mut self) {
-        let freed = self.arena.as_ref().is_none_or(|arena| arena.usual_free(self.block, self.generation));
+        let freed = self.core.is_none_or(|core| core.usual_free::<D>(self.block, self.generation));
         if !freed {
             self.drop_the_long_way();
         }

@@ -543,6 +543,11 @@ impl ArenaCounters {
         self.allocation.current() == 0 && self.active.current(&self.allocation) == 0
     }
 
+    /// Whether a block is live.
+    pub(crate) fn any_live(&self) -> bool {
+        self.allocation.current() != 0
+    }
+
     /// Bytes of live and pending blocks.
     pub(crate) fn active_bytes(&self) -> i64 {
         self.active_bytes.current(&self.allocated_bytes)

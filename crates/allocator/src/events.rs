@@ -4,17 +4,16 @@ use std::sync::Arc;
 
 use gpupool_device::{Device, DriverResult};
 
-use crate::arena::{Arena, ArenaGuard, BlockId, LaneKind, NONE};
+use crate::arena::{Arena, BlockId, LaneKind, NONE};
 use crate::error::{AllocError, FreeError};
 use crate::history::Action;
 use crate::ids::StreamId;
 use crate::inner::Inner;
-use crate::policy::CaptureContext;
-use crate::shared::{BINLESS, QUARANTINES, RECORDS, Shared};
+use crate::shared::{QUARANTINES, RECORDS, Shared};
 use crate::stream::StreamCore;
 
 /// Pending blocks that share an event at most.
-const SHARE_BLOCKS: usize = 64;
+pub(crate) const SHARE_BLOCKS: usize = 64;
 
 impl<D: Device> Shared<D> {
     /// Records an event on `core`, unless it is capturing: an event recorded there would be part of the capture; or unless it is another
@@ -32,39 +31,11 @@ impl<D: Device> Shared<D> {
 }
 
 impl<D: Device> Arena<D> {
-    /// The usual free: nothing unusual is under way, and nothing but its own stream used the block, or others outside captures. Whether that
-    /// was so; if not, nothing has changed and [`free`](Self::free) must do it.
-    #[inline]
-    pub(crate) fn usual_free(&self, id: BlockId, generation: u32) -> bool {
-        if self.shared.attention() & (RECORDS | QUARANTINES | BINLESS) != 0 {
-            return false;
-        }
-        let mut state = self.lock();
-        state.usual_free(id, generation, &self.counters) || self.recorded_free(state, id, generation)
-    }
-
-    /// Frees a block that other streams used, outside captures; whether it was one.
-    #[inline(never)]
-    fn recorded_free(&self, mut state: ArenaGuard<'_, D>, id: BlockId, generation: u32) -> bool {
-        if self.shared.rules.capture_context != CaptureContext::ByCall || !state.is_live(id, generation) {
-            return false;
-        }
-        let block = &state.blocks[id];
-        if block.uses == NONE || state.lanes[block.lane as usize].kind == LaneKind::Capture {
-            return false;
-        }
-        state.request_free(id, &self.counters);
-        let to_mark = state.make_pending(id, self.share(), &self.counters);
-        drop(state);
-        self.mark_for_pending(&to_mark);
-        true
-    }
-
     /// Frees a block: at once when nothing but its own stream used it, else once the recorded streams are done with it.
     ///
     /// O(1) or O(log n); events are recorded with no lock held.
     pub(crate) fn free(self: &Arc<Self>, id: BlockId, generation: u32) -> Result<(), FreeError> {
-        let attention = self.shared.attention();
+        let attention = self.shared.attention.get();
         let caller = if attention & RECORDS != 0 { self.shared.history.caller() } else { None };
         let in_capture_lane = {
             let mut state = self.lock();
@@ -124,7 +95,7 @@ impl<D: Device> Arena<D> {
     }
 
     /// Records events on streams that freed blocks wait for.
-    fn mark_for_pending(&self, streams: &[Arc<StreamCore>]) {
+    pub(crate) fn mark_for_pending(&self, streams: &[Arc<StreamCore>]) {
         for core in streams {
             let result = if self.shared.rules.event_each_free {
                 core.mark(&self.shared.driver).map(|()| true)

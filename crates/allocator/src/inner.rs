@@ -8,7 +8,7 @@ use std::thread::ThreadId;
 use gpupool_device::{CaptureStatus, Device, StreamHandle};
 
 use crate::allocation::Allocation;
-use crate::arena::{Arena, ArenaState, Handed, LaneKind, NO_CAPTURE, NONE, Source};
+use crate::arena::{Arena, ArenaCore, ArenaState, Handed, LaneKind, NO_CAPTURE, NONE, Source};
 use crate::captures::ReachSets;
 use crate::error::{AllocError, PoolError};
 use crate::history::Caller;
@@ -148,7 +148,7 @@ impl StreamKey {
 impl<D: Device> Inner<D> {
     pub(crate) fn new(shared: Arc<Shared<D>>, id: u64) -> Self {
         let single = shared.rules.single_arena.then(|| {
-            let arena = Arc::new(Arena::new(Arc::clone(&shared), true));
+            let arena = Arena::new(Arc::clone(&shared), true);
             arena.lock().add_slot(PoolId::DEFAULT, None);
             arena
         });
@@ -185,19 +185,19 @@ impl<D: Device> Inner<D> {
         let id = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let core = Arc::new(StreamCore::new(id, key.handle, key.thread, self.id));
         let arena = self.single.clone().unwrap_or_else(|| {
-            let arena = Arc::new(Arena::new(Arc::clone(&self.shared), true));
+            let arena = Arena::new(Arc::clone(&self.shared), true);
             arena.lock().add_slot(PoolId::DEFAULT, None);
             arena
         });
         let lane = arena.lock().lanes_of(0, &core, LaneKind::Stream);
         let stream = Stream { core, arena, lane };
-        {
-            // Two threads may register one handle at once: the first one stays.
-            let mut streams = self.streams.lock();
-            if let Some(known) = streams.get(&key) {
-                return known.clone();
+        // Two threads may register one handle at once: the first one stays.
+        let known = self.streams.lock().entry(key).or_insert_with(|| stream.clone()).clone();
+        if known.core.id != stream.core.id {
+            if self.single.is_none() {
+                stream.arena.discard();
             }
-            streams.insert(key, stream.clone());
+            return known;
         }
         self.shared.context.streams.lock().push(Arc::clone(&stream.core));
         if self.single.is_none() {
@@ -217,7 +217,7 @@ impl<D: Device> Inner<D> {
     ) -> Arc<Pool<D>> {
         let counters = Arc::default();
         let arena = self.single.clone().unwrap_or_else(|| {
-            let arena = Arc::new(Arena::new(Arc::clone(&self.shared), false));
+            let arena = Arena::new(Arc::clone(&self.shared), false);
             self.shared.peaks.join(&arena);
             self.arenas.lock().push(Arc::clone(&arena));
             arena
@@ -331,11 +331,11 @@ impl<D: Device> Inner<D> {
         requested: u64,
         stream: &Stream<D>,
         status: &mut Option<CaptureStatus>,
-    ) -> Option<Served<D>> {
+    ) -> Option<(&'static ArenaCore, Handed)> {
         let shared = &*self.shared;
         // Bytes of zero are none of these, since one less is the most there is.
         let usual = requested.wrapping_sub(1) < LARGEST && stream.core.allocator == self.id && stream.core.is_usable();
-        if !usual || shared.attention() & (AGES | RECORDS | POLLS) != 0 || !shared.context.scopes.is_empty() {
+        if !usual || shared.attention.get() & (AGES | RECORDS | POLLS) != 0 || !shared.context.scopes.is_empty() {
             return None;
         }
         let mut capture = NO_CAPTURE;
@@ -346,22 +346,21 @@ impl<D: Device> Inner<D> {
                 CaptureStatus::Invalidated => return None,
             };
         }
-        let (arena, from, small) = match capture {
+        let (core, from, small) = match capture {
             NO_CAPTURE => {
                 let from = Source { lane: stream.lane, neutral: NONE, capture };
-                (Arc::clone(&stream.arena), from, shared.rules.small_limit)
+                (stream.arena.core, from, shared.rules.small_limit)
             }
             _ => {
                 let route = stream.arena.route();
                 let route = route.as_ref()?;
                 let from = Source { lane: route.lane, neutral: route.neutral, capture };
-                (Arc::clone(&route.arena), from, SMALL_LIMIT)
+                (route.arena.core, from, SMALL_LIMIT)
             }
         };
         let size = shared.round(requested);
         let part = if size <= small { Part::Small } else { Part::Large };
-        let handed = arena.lock().hit(from, part, (size / UNIT) as Units, requested, &arena.counters)?;
-        Some(Served { arena, handed })
+        Some((core, core.hit::<D>(from, part, (size / UNIT) as Units, requested)?))
     }
 
     /// Serves a request of more than zero bytes that was no [`hit`](Self::hit); `status` is what the driver said of the stream, if it was
@@ -398,6 +397,7 @@ impl<D: Device> Inner<D> {
             if removed {
                 self.shared.peaks.leave(&arena);
                 self.folded.lock().fold(&arena.counters);
+                arena.discard();
             }
         }
         let streams = self.shared.context.streams.lock().clone();
@@ -438,7 +438,7 @@ impl<D: Device> Inner<D> {
     ) -> Result<Allocation<D>, AllocError> {
         let request = self.request(bytes, stream)?;
         match self.shared.driver.device().mem_alloc(bytes) {
-            Ok(address) => Ok(Allocation::direct(request.arena, address, bytes)),
+            Ok(address) => Ok(Allocation::direct(request.arena.core, address, bytes)),
             Err(e) if e.is_out_of_memory() => Err(self.out_of_memory(&request)),
             Err(e) => Err(e.into()),
         }

@@ -24,7 +24,7 @@
 //!
 //! With `exact_peaks` every change is added up here as it comes out of its arena, and no arena is ever stopped for another's peak.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use gpupool_device::Device;
@@ -91,11 +91,16 @@ impl Peak {
     }
 }
 
-/// Whether an arena has something to tell.
+/// A figure is above its ceiling; or every change is told; or the next one, since the arena is at rest.
+const PEAKS: u8 = 1;
+/// The allocator has no use for the arena any more.
+const DISCARDED: u8 = 2;
+
+/// Whether an arena has something to tell. Written under the arena's lock.
 #[derive(Debug)]
 pub(crate) struct Telling {
-    /// A figure is above its ceiling; or every change is told; or the next one, since the arena is at rest.
-    due: AtomicBool,
+    /// [`PEAKS`] and [`DISCARDED`].
+    due: AtomicU8,
     always: AtomicBool,
     /// How much had happened in it when it was put to rest, or [`NEVER`].
     rested_at: AtomicI64,
@@ -103,8 +108,7 @@ pub(crate) struct Telling {
 
 impl Default for Telling {
     fn default() -> Self {
-        let (due, always) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { due, always, rested_at: AtomicI64::new(NEVER) }
+        Self { due: AtomicU8::new(0), always: AtomicBool::new(false), rested_at: AtomicI64::new(NEVER) }
     }
 }
 
@@ -113,13 +117,32 @@ impl Telling {
     #[inline]
     pub(crate) fn note(&self, above: bool) {
         if above {
-            self.due.store(true, Relaxed);
+            self.set(PEAKS, true);
         }
     }
 
+    fn set(&self, bit: u8, on: bool) {
+        let rest = self.due.load(Relaxed) & !bit;
+        self.due.store(if on { rest | bit } else { rest }, Relaxed);
+    }
+
+    /// Whether anything is to be told: one load.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
-        self.due.load(Relaxed)
+        self.due.load(Relaxed) != 0
+    }
+
+    pub(crate) fn peaks_are_due(&self) -> bool {
+        self.due.load(Relaxed) & PEAKS != 0
+    }
+
+    /// The allocator has no use for the arena any more.
+    pub(crate) fn discard(&self) {
+        self.set(DISCARDED, true);
+    }
+
+    pub(crate) fn is_discarded(&self) -> bool {
+        self.due.load(Relaxed) & DISCARDED != 0
     }
 }
 
@@ -191,7 +214,7 @@ impl<D: Device> Books<D> {
         self.resting.push(Arc::downgrade(arena));
         // The next change is told.
         arena.counters.telling.rested_at.store(arena.counters.changes(), Relaxed);
-        arena.counters.telling.due.store(true, Relaxed);
+        arena.counters.telling.set(PEAKS, true);
     }
 }
 
@@ -233,7 +256,7 @@ impl<D: Device> Peaks<D> {
         }
         arena.counters.rewatch();
         arena.counters.telling.always.store(self.every_change, Relaxed);
-        arena.counters.telling.due.store(self.every_change, Relaxed);
+        arena.counters.telling.set(PEAKS, self.every_change);
         books.in_use.push(InUse { arena: Arc::downgrade(arena), seen: NEVER });
     }
 
@@ -253,7 +276,7 @@ impl<D: Device> Peaks<D> {
         }
         arena.counters.rewatch();
         arena.counters.telling.always.store(false, Relaxed);
-        arena.counters.telling.due.store(false, Relaxed);
+        arena.counters.telling.set(PEAKS, false);
     }
 
     /// A request comes out of an arena in which some figure is above its ceiling, or that was at rest. O(1), or O(arenas in use) on the
@@ -271,7 +294,7 @@ impl<D: Device> Peaks<D> {
             let _held = arena.lock_beside_others();
             books.wake(arena);
             let telling = &arena.counters.telling;
-            telling.due.store(telling.always.load(Relaxed), Relaxed);
+            telling.set(PEAKS, telling.always.load(Relaxed));
             for (at, (current, peak)) in arena.counters.figures().into_iter().enumerate() {
                 let more = current - peak.ceiling.load(Relaxed);
                 if self.every_change && telling.always.load(Relaxed) {
@@ -360,7 +383,7 @@ impl<D: Device> Drop for Publisher<'_, D> {
     #[inline]
     fn drop(&mut self) {
         if self.0.counters.telling.is_due() {
-            self.0.shared.peaks.publish(self.0);
+            self.0.tell();
         }
     }
 }

@@ -469,6 +469,7 @@ impl<D: Device> Inner<D> {
             self.arenas.lock().retain(|a| !Arc::ptr_eq(a, &pool.arena));
             self.shared.peaks.leave(&pool.arena);
             self.folded.lock().fold(&pool.arena.counters);
+            pool.arena.discard();
         }
     }
 }

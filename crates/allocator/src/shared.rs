@@ -39,6 +39,26 @@ pub(crate) const BINLESS: u8 = 8;
 /// Requests poll events, as PyTorch's do: always so, or never.
 pub(crate) const POLLS: u8 = 16;
 
+/// What a request or a free must look at beside the usual, as bits: [`AGES`], [`RECORDS`], [`QUARANTINES`], [`BINLESS`], [`POLLS`].
+#[derive(Debug, Default)]
+pub(crate) struct Attention(AtomicU8);
+
+impl Attention {
+    /// One load.
+    #[inline]
+    pub(crate) fn get(&self) -> u8 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, bit: u8, on: bool) {
+        if on {
+            self.0.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            self.0.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Memory half given back: the pieces that the driver would not take.
 #[derive(Debug, Default)]
 struct Stranded {
@@ -68,8 +88,7 @@ pub(crate) struct Shared<D: Device> {
     /// What stands for no stream in the lanes of free blocks between captures.
     pub(crate) neutral: Arc<StreamCore>,
     pub(crate) registry: Arc<CaptureRegistry>,
-    /// What a request or a free must look at beside the usual: [`AGES`], [`RECORDS`], [`QUARANTINES`], [`BINLESS`], [`POLLS`].
-    attention: AtomicU8,
+    pub(crate) attention: Arc<Attention>,
     pub(crate) history: Arc<History>,
     next_ordinal: AtomicU64,
     stranded: Mutex<Vec<Stranded>>,
@@ -88,11 +107,11 @@ impl<D: Device> Shared<D> {
     ) -> Self {
         let clock = Arc::clone(driver.device());
         let bit = |bit: u8, on: bool| if on { bit } else { 0 };
-        let attention = AtomicU8::new(
+        let attention = Attention(AtomicU8::new(
             bit(BINLESS, !rules.arena.bins || !config.caching())
                 | bit(POLLS, rules.poll_each_allocation)
                 | bit(QUARANTINES, config.quarantine()),
-        );
+        ));
         let peaks = Peaks::new(config.exact_peaks());
         Self {
             driver,
@@ -103,7 +122,7 @@ impl<D: Device> Shared<D> {
             context: Context::new(),
             neutral,
             registry,
-            attention,
+            attention: Arc::new(attention),
             history: Arc::new(History::new(move || clock.now())),
             next_ordinal: AtomicU64::new(0),
             stranded: Mutex::new(Rank::Leaf, Vec::new()),
@@ -120,22 +139,8 @@ impl<D: Device> Shared<D> {
         }
     }
 
-    /// What must be looked at beside the usual, as bits. One load.
-    #[inline]
-    pub(crate) fn attention(&self) -> u8 {
-        self.attention.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_attention(&self, bit: u8, on: bool) {
-        if on {
-            self.attention.fetch_or(bit, Ordering::Relaxed);
-        } else {
-            self.attention.fetch_and(!bit, Ordering::Relaxed);
-        }
-    }
-
     pub(crate) fn counts_ages(&self) -> bool {
-        self.attention() & AGES != 0
+        self.attention.get() & AGES != 0
     }
 
     /// Whether idle segments are given back before growth: where that is configured and giving back waits for nothing.

@@ -409,10 +409,6 @@ impl<D: Device> WorkMark<D> {
         (&self.core, self.mark)
     }
 
-    pub(crate) fn is_of(&self, shared: &Arc<Shared<D>>) -> bool {
-        Arc::ptr_eq(&self.shared, shared)
-    }
-
     /// The stream it is on.
     #[must_use]
     pub fn stream(&self) -> StreamId {

@@ -95,7 +95,7 @@ pub(crate) struct Mutex<T> {
 }
 
 impl<T> Mutex<T> {
-    pub(crate) fn new(rank: Rank, value: T) -> Self {
+    pub(crate) const fn new(rank: Rank, value: T) -> Self {
         Self { rank, inner: Inner::new(value) }
     }
 
@@ -199,16 +199,6 @@ impl<T> QuickMutex<T> {
     #[cfg(gpupool_shuttle)]
     fn taken(&self) -> QuickGuard<'_, T> {
         QuickGuard { inner: locked(&self.inner) }
-    }
-
-    #[cfg(not(gpupool_shuttle))]
-    pub(crate) fn get_mut(&mut self) -> &mut T {
-        self.inner.get_mut()
-    }
-
-    #[cfg(gpupool_shuttle)]
-    pub(crate) fn get_mut(&mut self) -> &mut T {
-        exclusive(&mut self.inner)
     }
 }
 

@@ -189,7 +189,7 @@ impl<D: Device> Allocator<D> {
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
         let mut status = None;
         match self.inner.hit(bytes, stream, &mut status) {
-            Some(served) => Ok(Allocation::new(served, bytes)),
+            Some((core, handed)) => Ok(Allocation::of(core, handed, bytes)),
             None => self.alloc_the_long_way(bytes, stream, status),
         }
     }
@@ -429,7 +429,7 @@ impl<D: Device> Allocator<D> {
         let shared = &self.inner.shared;
         let on = options.is_some();
         shared.history.set(options);
-        shared.set_attention(RECORDS, on);
+        shared.attention.set(RECORDS, on);
     }
 
     /// All statistics. O(arenas); takes no arena's lock.
@@ -503,7 +503,7 @@ impl<D: Device> Inner<D> {
     fn note_ages(&self) {
         let limited = self.shared.totals.lock().limit.is_some();
         let counts = limited && self.shared.config.garbage_collection_threshold().is_some();
-        self.shared.set_attention(AGES, counts);
+        self.shared.attention.set(AGES, counts);
     }
 }
 
@@ -514,5 +514,6 @@ impl<D: Device> Drop for Inner<D> {
         if let Err(e) = self.release_without_waiting() {
             tracing::debug!(error = %e, "the cache was not emptied as the allocator was dropped");
         }
+        self.arenas().iter().for_each(|arena| arena.discard());
     }
 }

@@ -71,19 +71,27 @@ const LEAST: usize = 16;
 const GROWTH: usize = 8;
 
 /// An arena's block records.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub(crate) struct Blocks {
     records: Vec<Block>,
     vacant: u32,
     used: u32,
+    /// What new records' generations begin with.
+    first_generation: u32,
 }
 
 impl Blocks {
     pub(crate) fn new() -> Self {
-        Self { records: Vec::new(), vacant: NONE, used: 0 }
+        Self { records: Vec::new(), vacant: NONE, used: 0, first_generation: 0 }
     }
 
-    /// Adds a record; its generation continues that of the record it takes the place of.
+    /// An empty slab whose generations go on where these end: a handle to a record here is stale there. O(records).
+    pub(super) fn successor(&self) -> Self {
+        let newest = self.records.iter().map(|block| block.generation).max();
+        Self { first_generation: newest.map_or(self.first_generation, |newest| newest.wrapping_add(1)), ..Self::new() }
+    }
+
+    /// Adds a record. Its generation continues that of the record it takes the place of.
     pub(crate) fn insert(&mut self, mut block: Block) -> BlockId {
         self.used += 1;
         if self.vacant == NONE {
@@ -93,6 +101,7 @@ impl Blocks {
                 // Doubling would leave half of the memory unused.
                 self.records.reserve_exact((self.records.len() / GROWTH).max(LEAST));
             }
+            block.generation = self.first_generation;
             self.records.push(block);
             id
         } else {

@@ -4,11 +4,15 @@
 //! (`inline(always)` here, in `bins.rs` and in `counters.rs`: 40 instructions a pair); whatever is unusual is left to the long way
 //! (`place.rs`, `free.rs`), which does the same and more. `docs/hot-path.md` walks both, with the cost of each step.
 
+use std::sync::Arc;
+
 use gpupool_device::CaptureId;
 
-use super::{ArenaState, BlockId, BlockState, Handed, NONE};
+use super::{ArenaState, BlockId, BlockState, Handed, LaneKind, NONE};
 use crate::counters::ArenaCounters;
+use crate::events::SHARE_BLOCKS;
 use crate::ids::Part;
+use crate::stream::StreamCore;
 use crate::units::{Units, to_bytes};
 
 /// Where a request that nothing unusual concerns is served from: the small lanes, beside which the large ones lie.
@@ -86,6 +90,25 @@ impl ArenaState {
         }
         self.free_past_bin(id, counters);
         true
+    }
+
+    /// Frees a block that other streams used, unless its lane is a capture's. The streams that an event must be recorded on; `None`, with
+    /// nothing changed, if it was none.
+    pub(super) fn recorded_free(
+        &mut self,
+        id: BlockId,
+        generation: u32,
+        counters: &ArenaCounters,
+    ) -> Option<Vec<Arc<StreamCore>>> {
+        if !self.is_live(id, generation) {
+            return None;
+        }
+        let block = &self.blocks[id];
+        if block.uses == NONE || self.lanes[block.lane as usize].kind == LaneKind::Capture {
+            return None;
+        }
+        self.request_free(id, counters);
+        Some(self.make_pending(id, SHARE_BLOCKS, counters))
     }
 
     /// Frees a live block into its lane's bin, if nothing but its own stream used it. Whether it did; if not, nothing has changed. O(1).

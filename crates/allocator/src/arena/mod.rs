@@ -13,6 +13,7 @@
 
 mod bins;
 mod block;
+mod core;
 mod free;
 mod hot;
 mod lane;
@@ -41,6 +42,7 @@ use crate::sync::{Mutex, QuickGuard, QuickMutex, Rank};
 use crate::units::Units;
 
 pub(crate) use block::{Block, BlockId, BlockState, Blocks, NONE};
+pub(crate) use core::{ArenaCore, Keep, Locked};
 pub(crate) use hot::Source;
 pub(crate) use lane::{Lane, LaneKind, NO_CAPTURE};
 pub(crate) use place::Handed;
@@ -49,7 +51,7 @@ pub(crate) use segment::{Backing, Memory, Segment, Segments};
 pub(crate) use uses::{PendingQueue, Use, UsesTable};
 
 /// The decisions of the policy and configuration that an arena needs, as plain values.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ArenaRules {
     /// Blocks of at least this many bytes are oversize; `u64::MAX` when nothing is.
     pub(crate) max_split: u64,
@@ -109,15 +111,16 @@ pub(crate) struct ArenaState {
     pub(crate) idle_pieces: HashMap<u64, (u64, u64)>,
     /// Set while a request is served that has been asked whether a handle should be cut for it.
     pub(crate) uncut: bool,
+    pub(crate) keep: Keep,
 }
 
-/// An arena with its lock and its counters, which are read without the lock. On cache lines of its own (in pairs, as they are fetched), so
-/// that threads with an arena each do not slow each other down.
+/// An arena: its core, and what is read and kept beside the lock. On cache lines of its own (in pairs, as they are fetched), so that threads
+/// with an arena each do not slow each other down.
 #[repr(align(128))]
 pub(crate) struct Arena<D: Device> {
     pub(crate) shared: Arc<Shared<D>>,
-    state: QuickMutex<ArenaState>,
-    pub(crate) counters: ArenaCounters,
+    pub(crate) core: &'static ArenaCore,
+    pub(crate) counters: Arc<ArenaCounters>,
     /// Slot 0 is the default pool's.
     pub(crate) holds_default: bool,
     /// Where the requests of the capture that this arena's stream is in go.
@@ -139,38 +142,50 @@ pub(crate) struct CaptureRoute<D: Device> {
 }
 
 impl<D: Device> Arena<D> {
-    pub(crate) fn new(shared: Arc<Shared<D>>, holds_default: bool) -> Self {
-        let state = ArenaState {
-            rules: shared.rules.arena,
-            blocks: Blocks::new(),
-            segments: Segments::default(),
-            lanes: Vec::new(),
-            slots: Vec::new(),
-            uses: UsesTable::default(),
-            pending: Vec::new(),
-            deferred: Vec::new(),
-            repetition: Repetition::default(),
-            history: Arc::clone(&shared.history),
-            leaving: Vec::new(),
-            idle_pieces: HashMap::new(),
-            idle: IdleState::default(),
-            uncut: false,
-        };
-        Self {
+    /// An arena that its allocator keeps until it [discards](Self::discard) it.
+    pub(crate) fn new(shared: Arc<Shared<D>>, holds_default: bool) -> Arc<Self> {
+        let counters = Arc::default();
+        let core = ArenaCore::take(&shared, &counters);
+        let arena = Arc::new(Self {
             shared,
-            state: QuickMutex::new(Rank::Arena, state),
-            counters: ArenaCounters::default(),
+            core,
+            counters,
             holds_default,
             route: QuickMutex::new(Rank::Leaf, None),
             routed: Mutex::new(Rank::Leaf, Vec::new()),
             idle: Idle::new(),
+        });
+        core.keep(&arena);
+        arena
+    }
+
+    /// Its allocator has no use for it any more: from now on it is there as long as anything in it is live, or anybody refers to it. Call it
+    /// with no lock held.
+    pub(crate) fn discard(&self) {
+        let mut state = self.lock();
+        // Blocks come out of bins without a look at what keeps the arena.
+        state.flush_bins(&self.counters);
+        state.rules.bins = false;
+        state.lanes.iter_mut().for_each(|lane| lane.bins = None);
+        self.counters.telling.discard();
+    }
+
+    /// After the lock was given back: tells what has to be told.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn tell(&self) {
+        if self.counters.telling.peaks_are_due() {
+            self.shared.peaks.publish(self);
+        }
+        if self.counters.telling.is_discarded() {
+            self.core.let_go_if_unused();
         }
     }
 
     /// The arena's lock.
     #[inline]
     pub(crate) fn lock(&self) -> ArenaGuard<'_, D> {
-        ArenaGuard { state: self.state.lock(), _publisher: Publisher(self) }
+        ArenaGuard { locked: self.core.lock(), _publisher: Publisher(self) }
     }
 
     /// The route of the capture that the arena's stream is in, if it is known.
@@ -207,15 +222,15 @@ impl<D: Device> Arena<D> {
     }
 
     /// The lock, for who holds that of the peaks.
-    pub(crate) fn lock_beside_others(&self) -> QuickGuard<'_, ArenaState> {
-        self.state.lock_beside_others()
+    pub(crate) fn lock_beside_others(&self) -> QuickGuard<'_, Locked> {
+        self.core.lock_beside_others()
     }
 }
 
 /// Holds an arena's lock. What that changed is told after the lock was given back.
 pub(crate) struct ArenaGuard<'a, D: Device> {
     // Dropped first.
-    state: QuickGuard<'a, ArenaState>,
+    locked: QuickGuard<'a, Locked>,
     _publisher: Publisher<'a, D>,
 }
 
@@ -223,14 +238,14 @@ impl<D: Device> Deref for ArenaGuard<'_, D> {
     type Target = ArenaState;
     #[inline]
     fn deref(&self) -> &ArenaState {
-        &self.state
+        &self.locked.state
     }
 }
 
 impl<D: Device> DerefMut for ArenaGuard<'_, D> {
     #[inline]
     fn deref_mut(&mut self) -> &mut ArenaState {
-        &mut self.state
+        &mut self.locked.state
     }
 }
 
@@ -240,7 +255,13 @@ impl<D: Device> Drop for Arena<D> {
     fn drop(&mut self) {
         let saved = std::mem::take(self.idle.saved.get_mut());
         saved.into_iter().for_each(|s| self.shared.free_host(s.memory));
-        let state = self.state.get_mut();
+        self.give_back(self.core.vacate());
+        self.core.recycle();
+    }
+}
+
+impl<D: Device> Arena<D> {
+    fn give_back(&self, mut state: ArenaState) {
         // Inside a capture nothing runs, and what is in no stream's lane is done.
         let eager = state.lanes.iter().filter(|l| l.in_use && l.kind == LaneKind::Stream);
         let mut streams: Vec<Arc<StreamCore>> = eager.map(|l| Arc::clone(&l.core)).collect();
@@ -285,6 +306,26 @@ impl<D: Device> Drop for Arena<D> {
 }
 
 impl ArenaState {
+    fn new(rules: ArenaRules, history: Arc<History>) -> Self {
+        Self {
+            rules,
+            blocks: Blocks::new(),
+            segments: Segments::default(),
+            lanes: Vec::new(),
+            slots: Vec::new(),
+            uses: UsesTable::default(),
+            pending: Vec::new(),
+            deferred: Vec::new(),
+            repetition: Repetition::default(),
+            history,
+            leaving: Vec::new(),
+            idle_pieces: HashMap::new(),
+            idle: IdleState::default(),
+            uncut: false,
+            keep: Keep::default(),
+        }
+    }
+
     /// A slot for a pool, taking the place of one that is gone.
     pub(crate) fn add_slot(&mut self, pool: PoolId, counters: Option<Arc<PoolCounters>>) -> u32 {
         let slot =

@@ -136,6 +136,7 @@ impl ArenaState {
 
     /// Makes a block live and moves the counters of a hand-out.
     pub(crate) fn activate(&mut self, id: BlockId, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
+        self.keep.hold();
         let block = &mut self.blocks[id];
         block.state = BlockState::Live;
         block.generation = block.generation.wrapping_add(1);

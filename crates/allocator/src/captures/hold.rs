@@ -2,12 +2,13 @@
 
 use std::any::Any;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
 
 use gpupool_device::{Address, Device};
 
 use crate::allocation::Allocation;
-use crate::arena::{Arena, BlockState, NONE};
+use crate::arena::{Arena, ArenaCore, BlockState, NONE};
 use crate::error::AllocError;
 use crate::history::{Action, What};
 use crate::idle::Residency;
@@ -375,10 +376,11 @@ impl<D: Device> Inner<D> {
 
 /// A weak reference to a block: says whether it is still the same live block.
 pub struct BlockRef<D: Device> {
-    arena: Weak<Arena<D>>,
+    core: &'static ArenaCore,
     block: u32,
     generation: u32,
     range: Range,
+    device: PhantomData<Arc<D>>,
 }
 
 impl<D: Device> fmt::Debug for BlockRef<D> {
@@ -388,10 +390,6 @@ impl<D: Device> fmt::Debug for BlockRef<D> {
 }
 
 impl<D: Device> BlockRef<D> {
-    pub(crate) fn new(arena: &Arc<Arena<D>>, block: u32, generation: u32, range: Range) -> Self {
-        Self { arena: Arc::downgrade(arena), block, generation, range }
-    }
-
     /// Where the block lies.
     #[must_use]
     pub fn range(&self) -> Range {
@@ -401,8 +399,7 @@ impl<D: Device> BlockRef<D> {
     /// Whether the block is live and has been all the time. Takes the arena's lock.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        let Some(arena) = self.arena.upgrade() else { return false };
-        arena.lock().is_live(self.block, self.generation)
+        self.core.lock().state.is_live(self.block, self.generation)
     }
 }
 
@@ -410,7 +407,8 @@ impl<D: Device> Allocation<D> {
     /// A weak reference to the block; `None` for one that no arena holds (of zero bytes, or without caching).
     #[must_use]
     pub fn downgrade(&self) -> Option<BlockRef<D>> {
-        let (arena, block, generation) = self.parts()?;
-        Some(BlockRef::new(arena, block, generation, Range { address: self.address(), bytes: self.size() }))
+        let (block, generation) = self.block();
+        let range = Range { address: self.address(), bytes: self.size() };
+        Some(BlockRef { core: self.core()?, block, generation, range, device: PhantomData })
     }
 }

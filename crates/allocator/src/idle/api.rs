@@ -155,8 +155,9 @@ impl<D: Device> Allocation<D> {
     ///
     /// [`FreeError::NotLive`] for a block that a restored checkpoint took away.
     pub fn set_contents(&self, contents: Contents) -> Result<(), FreeError> {
-        let Some((arena, block, generation)) = self.parts() else { return Ok(()) };
-        let mut state = arena.lock();
+        let Some(core) = self.core() else { return Ok(()) };
+        let (block, generation) = self.block();
+        let state = &mut core.lock().state;
         if !state.is_live(block, generation) {
             return Err(FreeError::NotLive { address: self.address() });
         }

@@ -1,0 +1,249 @@
+//! What a live block's handle points at: an arena's lock, with what that protects.
+//!
+//! A handle that counted a reference to its arena would cost two locked instructions, one at each end of its life. Instead the blocks keep
+//! the arena: while any is live, its core has a reference to it.
+//!
+//! * **C1** Cores are never given back to the host: one whose arena is gone serves the next arena. So there are as many as there ever were
+//!   arenas at once, in all allocators of the process, and a handle may always take its core's lock.
+//! * **C2** While a block of an arena is live, or its allocator uses the arena, the core [keeps](Keep) it.
+//! * **C3** The generations of a core's block records go on from arena to arena, so that a handle whose block a restored checkpoint took away
+//!   is known for what it is even when it outlives its arena.
+
+use std::any::Any;
+use std::sync::{Arc, Weak};
+
+use gpupool_device::Device;
+
+use super::{Arena, ArenaRules, ArenaState, BlockId, Handed, Source};
+use crate::counters::ArenaCounters;
+use crate::history::History;
+use crate::ids::Part;
+use crate::shared::{Attention, BINLESS, QUARANTINES, RECORDS, Shared};
+use crate::stream::StreamCore;
+use crate::sync::{Mutex, QuickGuard, QuickMutex, Rank};
+use crate::units::Units;
+
+/// Cores whose arenas are gone.
+static SPARE: Mutex<Vec<&'static ArenaCore>> = Mutex::new(Rank::Leaf, Vec::new());
+
+/// An arena of whatever device.
+type AnyArena = dyn Any + Send + Sync;
+
+/// On cache lines of its own (in pairs, as they are fetched), so that threads with an arena each do not slow each other down.
+#[repr(align(128))]
+pub(crate) struct ArenaCore(QuickMutex<Locked>);
+
+/// What an arena's lock protects.
+pub(crate) struct Locked {
+    pub(crate) state: ArenaState,
+    pub(crate) counters: Arc<ArenaCounters>,
+    attention: Arc<Attention>,
+    /// The number of the allocator that the arena belongs to.
+    pub(crate) allocator: u64,
+}
+
+impl Locked {
+    fn new(state: ArenaState, counters: &Arc<ArenaCounters>, attention: &Arc<Attention>, allocator: u64) -> Self {
+        Self { state, counters: Arc::clone(counters), attention: Arc::clone(attention), allocator }
+    }
+
+    fn vacant() -> Self {
+        let state = ArenaState::new(ArenaRules::default(), Arc::new(History::new(|| 0)));
+        Self::new(state, &Arc::default(), &Arc::default(), 0)
+    }
+}
+
+/// What keeps an arena.
+#[derive(Debug, Default)]
+pub(crate) struct Keep {
+    arena: Option<Weak<AnyArena>>,
+    kept: Option<Arc<AnyArena>>,
+    /// Driver allocations that were made on the arena's stream, since caching is off, and whose handles are live.
+    direct: u64,
+}
+
+impl Keep {
+    /// A block is live from now on.
+    #[inline]
+    pub(super) fn hold(&mut self) {
+        if self.kept.is_none() {
+            self.kept = self.arena.as_ref().and_then(Weak::upgrade);
+        }
+    }
+}
+
+impl ArenaCore {
+    /// A core for a new arena.
+    pub(super) fn take<D: Device>(shared: &Shared<D>, counters: &Arc<ArenaCounters>) -> &'static Self {
+        let core = Self::spare();
+        let state = ArenaState::new(shared.rules.arena, Arc::clone(&shared.history));
+        let locked = Locked::new(state, counters, &shared.attention, shared.neutral.allocator);
+        drop(core.replace(locked));
+        core
+    }
+
+    fn spare() -> &'static Self {
+        let spare = SPARE.lock().pop();
+        spare.unwrap_or_else(|| Box::leak(Box::new(Self(QuickMutex::new(Rank::Arena, Locked::vacant())))))
+    }
+
+    /// Takes out what the lock protects, with nothing but the generations left in its place.
+    pub(super) fn vacate(&self) -> ArenaState {
+        self.replace(Locked::vacant()).state
+    }
+
+    fn replace(&self, mut next: Locked) -> Locked {
+        let mut locked = self.lock();
+        next.state.blocks = locked.state.blocks.successor();
+        std::mem::replace(&mut *locked, next)
+    }
+
+    /// Having been [vacated](Self::vacate), the core may serve another arena.
+    pub(super) fn recycle(&'static self) {
+        // What a model checker's lock knows of one run means nothing in the next.
+        if !cfg!(gpupool_shuttle) {
+            SPARE.lock().push(self);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> QuickGuard<'_, Locked> {
+        self.0.lock()
+    }
+
+    /// The lock, for who holds that of the peaks.
+    pub(super) fn lock_beside_others(&self) -> QuickGuard<'_, Locked> {
+        self.0.lock_beside_others()
+    }
+
+    /// The arena, while it is kept.
+    pub(crate) fn arena<D: Device>(&self) -> Option<Arc<Arena<D>>> {
+        arena_of(self.lock())
+    }
+
+    /// Its allocator uses the arena from now on.
+    pub(super) fn keep<D: Device>(&self, arena: &Arc<Arena<D>>) {
+        let arena: Arc<AnyArena> = Arc::clone(arena) as _;
+        let keep = &mut self.lock().state.keep;
+        keep.arena = Some(Arc::downgrade(&arena));
+        keep.kept = Some(arena);
+    }
+
+    /// One driver allocation more, or less, whose handle is live.
+    pub(crate) fn count_direct(&self, more: bool) {
+        let keep = &mut self.lock().state.keep;
+        keep.hold();
+        keep.direct = if more { keep.direct + 1 } else { keep.direct.saturating_sub(1) };
+    }
+
+    /// Lets go of an arena that its allocator has no use for any more, if nothing in it is live. Call it with no lock held.
+    pub(super) fn let_go_if_unused(&self) {
+        let mut locked = self.lock();
+        let Locked { state, counters, .. } = &mut *locked;
+        let used = !counters.telling.is_discarded() || counters.any_live() || state.keep.direct > 0;
+        let arena = if used { None } else { state.keep.kept.take() };
+        drop(locked);
+        drop(arena);
+    }
+
+    /// Hands out a block of so many units; `None`, with nothing changed, if the long way must be taken. O(1), or O(log n).
+    #[inline(always)]
+    pub(crate) fn hit<D: Device>(&self, from: Source, part: Part, units: Units, requested: u64) -> Option<Handed> {
+        let mut guard = self.lock();
+        let Locked { state, counters, .. } = &mut *guard;
+        let handed = state.hit(from, part, units, requested, counters)?;
+        if counters.telling.is_due() {
+            told::<D>(guard, &[]);
+        }
+        Some(handed)
+    }
+
+    /// The usual free: nothing unusual is under way. Whether that was so; if not, nothing has changed and [`Arena::free`] must do it. O(1),
+    /// or O(log n).
+    #[inline(always)]
+    pub(crate) fn usual_free<D: Device>(&self, id: BlockId, generation: u32) -> bool {
+        let mut guard = self.lock();
+        let Locked { state, counters, attention, .. } = &mut *guard;
+        if attention.get() & (RECORDS | QUARANTINES | BINLESS) != 0 {
+            return false;
+        }
+        if !state.usual_free(id, generation, counters) {
+            return recorded_free::<D>(guard, id, generation);
+        }
+        if counters.telling.is_due() {
+            told::<D>(guard, &[]);
+        }
+        true
+    }
+}
+
+/// Frees a block that other streams used, outside captures; whether it was one. Policies with bins know captures by their streams, and
+/// let such blocks share events.
+#[inline(never)]
+fn recorded_free<D: Device>(mut guard: QuickGuard<'_, Locked>, id: BlockId, generation: u32) -> bool {
+    let Locked { state, counters, .. } = &mut *guard;
+    let Some(to_mark) = state.recorded_free(id, generation, counters) else { return false };
+    if !to_mark.is_empty() || counters.telling.is_due() {
+        told::<D>(guard, &to_mark);
+    }
+    true
+}
+
+/// What an arena has to tell, and the events on streams that its freed blocks wait for.
+#[cold]
+#[inline(never)]
+fn told<D: Device>(locked: QuickGuard<'_, Locked>, to_mark: &[Arc<StreamCore>]) {
+    if let Some(arena) = arena_of::<D>(locked) {
+        arena.mark_for_pending(to_mark);
+        arena.tell();
+    }
+}
+
+/// The arena that a core keeps. Gives the lock back.
+fn arena_of<D: Device>(locked: QuickGuard<'_, Locked>) -> Option<Arc<Arena<D>>> {
+    let kept = locked.state.keep.kept.clone();
+    drop(locked);
+    kept?.downcast().ok()
+}
+
+#[cfg(all(test, not(gpupool_shuttle)))]
+mod tests {
+    use super::*;
+    use crate::arena::{Block, BlockState, NONE};
+
+    fn record(core: &ArenaCore) -> (BlockId, u32) {
+        let block = Block {
+            requested: 0,
+            segment: 0,
+            offset: 0,
+            size: 1,
+            prev: NONE,
+            next: NONE,
+            left: NONE,
+            right: NONE,
+            lane: 0,
+            uses: NONE,
+            generation: 0,
+            age: 0,
+            state: BlockState::Live,
+        };
+        let blocks = &mut core.lock().state.blocks;
+        let id = blocks.insert(block);
+        (id, blocks[id].generation)
+    }
+
+    #[test]
+    fn a_core_whose_arena_is_gone_serves_the_next_whose_generations_go_on() {
+        let core = ArenaCore::spare();
+        let (id, generation) = record(core);
+        core.lock().state.blocks[id].generation += 7;
+        drop(core.vacate());
+        core.recycle();
+        let next = ArenaCore::spare();
+        assert!(std::ptr::eq(core, next));
+        // The arena before had no block.
+        drop(next.vacate());
+        assert_eq!(record(next), (id, generation + 8));
+        assert!(!next.lock().state.is_live(id, generation + 7));
+    }
+}
