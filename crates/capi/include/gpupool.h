@@ -172,8 +172,8 @@ uint32_t gpupool_abi_version(void);
 gpupool_status gpupool_create(const char *device, const char *settings, gpupool_allocator *out);
 
 /*
- Destroys an allocator. Its live blocks are freed, so no work may use them any more; memory of graphs that still exist stays until
- they are gone.
+ Destroys an allocator. Its live blocks are freed, so no work may use them any more, and its scopes closed; memory of graphs that still
+ exist, or are being captured, stays until they are gone.
  */
 gpupool_status gpupool_destroy(gpupool_allocator allocator);
 
@@ -449,7 +449,7 @@ gpupool_status gpupool_pool_create(gpupool_allocator allocator, gpupool_pool *ou
 
 /*
  Sends requests to a pool until `gpupool_pool_end`; makes the pool if there is none, and counts one user more. `filter` is asked which
- streams; without one it is those that capture. `release` is called with `context` once the scope is closed, or if this call fails.
+ streams; without one it is those that capture. `release`, unless it is null, is called with `context` once the scope is closed, or if this call fails.
 
  # Safety
 

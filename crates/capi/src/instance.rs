@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gpupool::device::{Address, CaptureMode, InstantiateFlags, Kernel, StreamHandle, StreamKind};
+use gpupool::device::{Address, CaptureMode, InstantiateFlags, Kernel, StreamHandle, StreamKind, code};
 use gpupool::graphs::{Adopted, Capture, CaptureOptions, Captures, PoolChoice};
 use gpupool::snapshot::Snapshot;
 use gpupool::{Allocation, Allocator, CaptureRegistry, Config, FreeError, PoolHold, PoolId, Stream};
@@ -63,6 +63,8 @@ pub(crate) trait Instance: Send + Sync {
     fn base_allocation(&self, address: Address) -> Result<(Address, u64), Failure>;
     unsafe fn retire_stream(&self, stream: u64) -> Result<(), Failure>;
 
+    /// Nobody asks for memory or frees any more: blocks are freed and scopes closed now, though graphs may keep the allocator for long.
+    fn close(&self);
     fn empty_cache(&self) -> Result<u64, Failure>;
     fn trim(&self) -> Result<u64, Failure>;
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), Failure>;
@@ -70,7 +72,7 @@ pub(crate) trait Instance: Send + Sync {
     fn available(&self) -> Result<u64, Failure>;
 
     fn pool_create(&self, pool: PoolId) -> Result<(), Failure>;
-    fn pool_begin(&self, pool: PoolId, test: Option<StreamTest>) -> Result<(), Failure>;
+    fn pool_begin(&self, pool: PoolId, test: StreamTest) -> Result<(), Failure>;
     fn pool_end(&self, pool: PoolId) -> Result<(), Failure>;
     fn pool_release(&self, pool: PoolId) -> Result<(), Failure>;
     fn pool_bytes(&self, pool: PoolId) -> Result<(i64, i64), Failure>;
@@ -175,21 +177,34 @@ impl<D: Border> Of<D> {
         })
     }
 
+    /// The registration of a stream. One that is named for the first time is asked about: what the driver takes for none must not become
+    /// one whose work everybody waits for.
+    ///
     /// # Safety
     ///
     /// As [`Border::lend`].
-    pub(crate) unsafe fn stream(&self, raw: u64) -> Stream<D> {
+    pub(crate) unsafe fn stream(&self, raw: u64) -> Result<Stream<D>, Failure> {
         if let Some(known) = self.streams.read().get(&raw) {
-            return known.clone();
+            return Ok(known.clone());
         }
         // SAFETY: the caller's promise.
         let handle = unsafe { self.device.lend(raw) };
+        if raw > StreamHandle::PER_THREAD.0
+            && let Err(error) = self.device.capture_frontier(handle)
+            && matches!(error.code, code::INVALID_HANDLE | code::INVALID_VALUE)
+        {
+            self.device.take_back(handle);
+            let text = format!(
+                "{raw:#x} is no stream of this allocator's device: was it destroyed, or is it another device's?"
+            );
+            return Err(Failure::argument(text));
+        }
         let stream = self.allocator.register_stream(handle);
         // One number for every thread's own stream: each is looked up.
         if handle != StreamHandle::PER_THREAD {
             self.streams.write().insert(raw, stream.clone());
         }
-        stream
+        Ok(stream)
     }
 
     /// Streams that were named here, but for threads' own.
@@ -212,7 +227,7 @@ impl<D: Border> Instance for Of<D> {
             return Ok(Address::NULL);
         }
         // SAFETY: the caller's promise.
-        let stream = unsafe { self.stream(stream) };
+        let stream = unsafe { self.stream(stream)? };
         let block = match self.open_scopes.load(Ordering::Acquire) {
             0 => self.allocator.alloc(bytes, &stream)?,
             _ => self.alloc_in_scopes(bytes, &stream)?,
@@ -237,7 +252,7 @@ impl<D: Border> Instance for Of<D> {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        let stream = unsafe { self.stream(stream) };
+        let stream = unsafe { self.stream(stream)? };
         Ok(self.blocks.with(address, |block| block.record_stream(&stream))??)
     }
 
@@ -250,12 +265,25 @@ impl<D: Border> Instance for Of<D> {
     }
 
     unsafe fn retire_stream(&self, stream: u64) -> Result<(), Failure> {
+        // One that was never named here has nothing to settle.
+        if stream != StreamHandle::PER_THREAD.0 && !self.streams.read().contains_key(&stream) {
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
-        let registered = unsafe { self.stream(stream) };
+        let registered = unsafe { self.stream(stream)? };
         self.allocator.retire_stream(&registered)?;
         self.streams.write().remove(&stream);
         self.device.take_back(registered.handle());
         Ok(())
+    }
+
+    fn close(&self) {
+        for shard in &self.blocks.0 {
+            // Freed outside the shard's lock.
+            let blocks = std::mem::take(&mut *shard.lock());
+            drop(blocks);
+        }
+        self.close_all_scopes();
     }
 
     fn empty_cache(&self) -> Result<u64, Failure> {
@@ -282,7 +310,7 @@ impl<D: Border> Instance for Of<D> {
         Ok(self.allocator.create_pool(pool)?)
     }
 
-    fn pool_begin(&self, pool: PoolId, test: Option<StreamTest>) -> Result<(), Failure> {
+    fn pool_begin(&self, pool: PoolId, test: StreamTest) -> Result<(), Failure> {
         self.open_scope(pool, test)
     }
 
@@ -306,7 +334,7 @@ impl<D: Border> Instance for Of<D> {
         mode: CaptureMode,
     ) -> Result<Box<dyn OpenCapture>, Failure> {
         // SAFETY: the caller's promise.
-        let stream = unsafe { self.stream(stream) };
+        let stream = unsafe { self.stream(stream)? };
         let mut options = CaptureOptions::new().with_mode(mode);
         options.pool = Self::choice(pool);
         let capture = self.captures.begin(&stream, options)?;
@@ -319,7 +347,7 @@ impl<D: Border> Instance for Of<D> {
         pool: Option<PoolId>,
     ) -> Result<Box<dyn AdoptedCapture>, Failure> {
         // SAFETY: the caller's promise.
-        let stream = unsafe { self.stream(stream) };
+        let stream = unsafe { self.stream(stream)? };
         let adopted = self.captures.adopt(&stream, Self::choice(pool))?;
         Ok(Box::new(Foreign { adopted, owner: self }))
     }
@@ -343,13 +371,13 @@ impl<D: Border> Instance for Of<D> {
     fn stream_create(&self) -> Result<u64, Failure> {
         let stream = self.device.stream_create(StreamKind::NonBlocking)?.0;
         // SAFETY: it was made just now, and whoever destroys it does so by the function below.
-        unsafe { self.stream(stream) };
+        unsafe { self.stream(stream)? };
         Ok(stream)
     }
 
     unsafe fn stream_destroy(&self, stream: u64) -> Result<(), Failure> {
         // SAFETY: the caller's promise.
-        let registered = unsafe { self.stream(stream) };
+        let registered = unsafe { self.stream(stream)? };
         self.allocator.retire_stream(&registered)?;
         self.streams.write().remove(&stream);
         Ok(self.device.stream_destroy(registered.handle())?)
@@ -435,7 +463,7 @@ struct Ready<D: Border> {
 impl<D: Border> Executable for Ready<D> {
     unsafe fn launch(&self, stream: u64) -> Result<(), Failure> {
         // SAFETY: the caller's promise.
-        let stream = unsafe { self.owner.stream(stream) };
+        let stream = unsafe { self.owner.stream(stream)? };
         self.exec.launch(&stream)?;
         Ok(())
     }

@@ -24,9 +24,9 @@ pub type StreamFilter = Option<unsafe extern "C" fn(context: *mut c_void, stream
 /// Called once with a filter's context, when the scope is closed.
 pub type Release = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
-/// A C function that tests streams, with its context.
+/// A C function that tests streams, if there is one, with its context.
 pub(crate) struct StreamTest {
-    filter: unsafe extern "C" fn(*mut c_void, *mut c_void) -> bool,
+    filter: StreamFilter,
     context: *mut c_void,
     release: Release,
 }
@@ -37,18 +37,21 @@ unsafe impl Send for StreamTest {}
 unsafe impl Sync for StreamTest {}
 
 impl StreamTest {
-    /// `None` for no filter.
-    ///
     /// # Safety
     ///
     /// `filter` and `release` may be called with `context` from any thread, several at once, as their types say.
-    pub(crate) unsafe fn new(filter: StreamFilter, context: *mut c_void, release: Release) -> Option<Self> {
-        Some(Self { filter: filter?, context, release })
+    pub(crate) unsafe fn new(filter: StreamFilter, context: *mut c_void, release: Release) -> Self {
+        Self { filter, context, release }
+    }
+
+    /// Whether streams are claimed because they capture, not by a function.
+    fn is_for_captures(&self) -> bool {
+        self.filter.is_none()
     }
 
     fn claims(&self, stream: StreamHandle) -> bool {
         // SAFETY: promised in `new`.
-        unsafe { (self.filter)(self.context, stream.0 as *mut c_void) }
+        self.filter.is_some_and(|filter| unsafe { filter(self.context, stream.0 as *mut c_void) })
     }
 }
 
@@ -64,8 +67,8 @@ impl Drop for StreamTest {
 /// An open "allocate to this pool".
 pub(crate) struct Scope {
     pool: PoolId,
-    /// `None` claims what captures, of the thread that opened the scope first.
-    test: Option<Arc<StreamTest>>,
+    /// One without a function claims what captures, of the thread that opened the scope first.
+    test: Arc<StreamTest>,
     opener: ThreadId,
     /// The captures that were routed here.
     sessions: Vec<SessionKey>,
@@ -74,12 +77,12 @@ pub(crate) struct Scope {
 /// A scope as far as a request needs to know it.
 struct Candidate {
     pool: PoolId,
-    test: Option<Arc<StreamTest>>,
+    test: Arc<StreamTest>,
     opener: ThreadId,
 }
 
 impl<D: Border> Of<D> {
-    pub(crate) fn open_scope(&self, pool: PoolId, test: Option<StreamTest>) -> Result<(), Failure> {
+    pub(crate) fn open_scope(&self, pool: PoolId, test: StreamTest) -> Result<(), Failure> {
         // PyTorch owes a release for each begin.
         self.allocator.create_pool(pool)?;
         let hold = self.allocator.hold_pool(pool)?;
@@ -87,7 +90,7 @@ impl<D: Border> Of<D> {
         self.leaving.tidy(false);
         let opener = std::thread::current().id();
         let mut scopes = self.scopes.lock();
-        scopes.push(Scope { pool, test: test.map(Arc::new), opener, sessions: Vec::new() });
+        scopes.push(Scope { pool, test: Arc::new(test), opener, sessions: Vec::new() });
         self.count_scopes(scopes.len());
         Ok(())
     }
@@ -104,13 +107,27 @@ impl<D: Border> Of<D> {
             self.count_scopes(scopes.len());
             scope
         };
+        self.end_scope(scope);
+        self.leaving.tidy(false);
+        Ok(())
+    }
+
+    /// Closes every scope.
+    pub(crate) fn close_all_scopes(&self) {
+        let scopes = {
+            let mut scopes = self.scopes.lock();
+            self.count_scopes(0);
+            std::mem::take(&mut *scopes)
+        };
+        scopes.into_iter().rev().for_each(|scope| self.end_scope(scope));
+    }
+
+    fn end_scope(&self, scope: Scope) {
         for session in scope.sessions {
             let end = self.allocator.capture_registry().close(session);
             end.holds.iter().for_each(|hold| drop(hold.end_capture()));
-            self.kept.lock().entry(pool).or_default().extend(end.holds);
+            self.kept.lock().entry(scope.pool).or_default().extend(end.holds);
         }
-        self.leaving.tidy(false);
-        Ok(())
     }
 
     /// Serves a request while scopes are open.
@@ -118,11 +135,11 @@ impl<D: Border> Of<D> {
         // The test is foreign code: no lock is held while it runs.
         let candidates: Vec<Candidate> = {
             let scopes = self.scopes.lock();
-            let candidate = |s: &Scope| Candidate { pool: s.pool, test: s.test.clone(), opener: s.opener };
+            let candidate = |s: &Scope| Candidate { pool: s.pool, test: Arc::clone(&s.test), opener: s.opener };
             scopes.iter().rev().map(candidate).collect()
         };
         let handle = stream.handle();
-        let by_test = |c: &&Candidate| c.test.as_ref().is_some_and(|test| test.claims(handle));
+        let by_test = |c: &&Candidate| c.test.claims(handle);
         let CaptureStatus::Active(capture) = self.device.capture_status(handle)? else {
             return match candidates.iter().find(by_test) {
                 Some(scope) => self.alloc_in_pool(bytes, stream, scope.pool),
@@ -131,7 +148,8 @@ impl<D: Border> Of<D> {
         };
         if self.allocator.capture_registry().pool_of(capture).is_none() {
             let me = std::thread::current().id();
-            let untested = |own: bool| candidates.iter().find(move |c| c.test.is_none() && (!own || c.opener == me));
+            let untested =
+                |own: bool| candidates.iter().find(move |c| c.test.is_for_captures() && (!own || c.opener == me));
             let scope = candidates.iter().find(by_test).or_else(|| untested(true)).or_else(|| untested(false));
             let Some(scope) = scope else {
                 let text = format!("stream {handle:?} captures, and no open pool claims its requests");

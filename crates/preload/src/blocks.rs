@@ -227,12 +227,14 @@ impl<D: Front> Served<D> {
         if let Err(error) = self.device.wait_for_all() {
             say!("gpupool: a context ends, and its work could not be waited for: {error}");
         }
-        self.graphs.all_end();
+        for session in self.graphs.all_end() {
+            drop(self.allocator.capture_registry().close(session));
+        }
         for shard in &self.shards {
             let gone = std::mem::take(&mut *shard.lock());
             drop(gone);
         }
-        self.leaving.tidy(true);
+        self.leaving.all_end();
         if let Err(error) = self.allocator.empty_cache() {
             say!("gpupool: a context ends, and some of its memory could not be given back: {error}");
         }

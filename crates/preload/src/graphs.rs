@@ -174,14 +174,16 @@ impl<D: Front> Graphs<D> {
         code
     }
 
-    /// Nothing can run any more.
-    pub(crate) fn all_end(&self) {
+    /// Nothing can run any more, and nothing is captured: gives the sessions of the captures that were under way.
+    pub(crate) fn all_end(&self) -> Vec<SessionKey> {
         let mut tables = self.tables.lock();
         let gone =
             (std::mem::take(&mut tables.graphs), std::mem::take(&mut tables.execs), std::mem::take(&mut tables.orders));
+        let open = std::mem::take(&mut tables.open);
         tables.parents.clear();
         drop(tables);
         drop(gone);
+        open.into_values().map(|open| open.session).collect()
     }
 
     /// How many graphs and executables hold pools.

@@ -111,21 +111,35 @@ impl<D: Front> Leaving<D> {
         }
     }
 
+    /// Drops everything: nothing runs any more, and nothing will.
+    pub(crate) fn all_end(&self) {
+        let queued = std::mem::take(&mut *self.queue.lock());
+        queued.iter().for_each(|departure| self.forget_events(departure));
+    }
+
+    fn forget_events(&self, departure: &Departure<D>) {
+        if let Until::AllWork { events, .. } = &departure.until {
+            for &event in events {
+                let _gone = self.device.event_destroy(event);
+            }
+        }
+    }
+
     /// Drops what may go; whether anything did. With `wait` it **waits** for what is recorded.
     pub(crate) fn tidy(&self, wait: bool) -> bool {
         let queued = std::mem::take(&mut *self.queue.lock());
         let (mut rest, mut any) = (Vec::new(), false);
+        // What was freed later waits for more: where one block must wait, those behind it are not asked about.
+        let mut behind = false;
         for mut departure in queued {
             self.cover(&mut departure);
-            if !self.is_over(&departure, wait) {
+            let of_all_work = matches!(departure.until, Until::AllWork { .. });
+            if (behind && of_all_work) || !self.is_over(&departure, wait) {
+                behind |= of_all_work;
                 rest.push(departure);
                 continue;
             }
-            if let Until::AllWork { events, .. } = &departure.until {
-                for &event in events {
-                    let _gone = self.device.event_destroy(event);
-                }
-            }
+            self.forget_events(&departure);
             any = true;
         }
         self.queue.lock().extend(rest);

@@ -186,6 +186,7 @@ unsafe extern "C" {
     fn atexit(function: extern "C" fn()) -> c_int;
     fn signal(number: c_int, handler: extern "C" fn(c_int)) -> usize;
     fn write(file: c_int, bytes: *const c_void, count: usize) -> isize;
+    fn __errno_location() -> *mut c_int;
 }
 
 static WAKE: AtomicI32 = AtomicI32::new(-1);
@@ -197,12 +198,18 @@ extern "C" fn on_exit() {
     }
 }
 
-/// Only what may be done in a signal handler: one write to a pipe.
+/// Only what may be done in a signal handler: one write to a pipe. What the program did meanwhile keeps its error number.
 extern "C" fn on_signal(_number: c_int) {
     let file = WAKE.load(Ordering::Relaxed);
     if file >= 0 {
-        // SAFETY: write(2) may be called in a handler; the byte lives in this frame; the file is a pipe that stays open.
-        let _full = unsafe { write(file, std::ptr::from_ref(&0u8).cast(), 1) };
+        // SAFETY: both may be called in a handler; the first gives a place of this thread's own; the byte lives in this frame; the file is a
+        // pipe that stays open.
+        unsafe {
+            let number = __errno_location();
+            let before = number.read();
+            let _full = write(file, std::ptr::from_ref(&0u8).cast(), 1);
+            number.write(before);
+        }
     }
 }
 
@@ -233,11 +240,14 @@ fn served() -> Vec<Arc<Context>> {
     CONTEXTS.read().values().filter_map(|known| known.served.clone()).collect()
 }
 
-/// Writes a snapshot of every device. A pickle if the path says so, else JSON.
+/// Writes a snapshot of every context. A pickle if the path says so, else JSON.
 fn snapshots(settings: &Settings) {
     let Some(path) = &settings.snapshot else { return };
-    for context in served() {
-        let path = path.replace("{device}", &context.device.ordinal().to_string());
+    let mut contexts = served();
+    contexts.sort_by_key(|context| context.device.ordinal());
+    let mut written = Vec::new();
+    for context in contexts {
+        let path = another(&path.replace("{device}", &context.device.ordinal().to_string()), &written);
         let snapshot = Snapshot::of(&context.allocator.state(), context.allocator.config().pytorch_options());
         let write = |file| match path.ends_with(".pickle") {
             true => snapshot.write_pickle(BufWriter::new(file)),
@@ -246,7 +256,17 @@ fn snapshots(settings: &Settings) {
         if let Err(error) = File::create(&path).and_then(write) {
             say!("gpupool: {path}: {error}");
         }
+        written.push(path);
     }
+}
+
+/// A path that is not among those `taken`: this one, or with a number before its ending.
+fn another(path: &str, taken: &[String]) -> String {
+    let name = path.rfind('/').map_or(0, |slash| slash + 1);
+    let ending = path[name..].rfind('.').map_or(path.len(), |dot| name + dot);
+    let numbered = (2..).map(|number| format!("{}-{number}{}", &path[..ending], &path[ending..]));
+    let free = |candidate: &String| !taken.contains(candidate);
+    std::iter::once(path.to_owned()).chain(numbered).find(free).unwrap_or_else(|| path.to_owned())
 }
 
 fn finish() {
@@ -266,5 +286,20 @@ fn finish() {
             stats.reserved_bytes.all.peak >> 20,
             context.leaving.len(),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::another;
+
+    #[test]
+    fn no_context_writes_over_anothers_snapshot() {
+        let mut taken = Vec::new();
+        for expected in ["a.b/state.json", "a.b/state-2.json", "a.b/state-3.json"] {
+            taken.push(another("a.b/state.json", &taken));
+            assert_eq!(taken.last().unwrap(), expected);
+        }
+        assert_eq!(another("a.b/state", &["a.b/state".to_owned()]), "a.b/state-2");
     }
 }

@@ -452,3 +452,33 @@ fn when_a_context_ends_everything_goes_back_whatever_is_live_or_running() {
     assert!(!p.served.owns(out));
     assert_eq!(p.d.take_reports(), []);
 }
+
+#[test]
+fn when_a_context_ends_a_capture_under_way_ends_with_it() {
+    let p = Program::new();
+    let (s, other) = (p.stream(), p.stream());
+    p.begin(s);
+    p.alloc_on(MIB, s);
+    // Nothing can be recorded on the stream that captures, so this waits for its end.
+    let plain = p.served.alloc(3 * MIB).unwrap();
+    p.fill(other, plain, 1);
+    assert_eq!(p.served.free(plain), Answer::Code(0));
+    assert_eq!(p.served.leaving.len(), 1);
+    p.served.ends();
+    assert_eq!((p.served.graphs.counts(), p.served.leaving.len()), ((0, 0), 0));
+    assert!(p.served.allocator.capture_registry().is_quiet(), "no request goes to a capture that is gone");
+    assert_eq!(p.served.allocator.stats().allocated_bytes.all.current, 0);
+}
+
+#[test]
+fn a_free_asks_about_one_waiting_block_however_many_wait() {
+    let p = Program::new();
+    let s = p.stream();
+    let blocks: Vec<_> = (0..200).map(|_| p.served.alloc(MIB).unwrap()).collect();
+    blocks.iter().for_each(|block| p.fill(s, *block, 1));
+    let before = p.d.calls(gpupool::device::Call::EventQuery);
+    blocks.iter().for_each(|block| assert_eq!(p.served.free(*block), Answer::Code(0)));
+    let asked = p.d.calls(gpupool::device::Call::EventQuery) - before;
+    assert!(asked <= 2 * 200, "{asked}");
+    assert_eq!(p.served.leaving.len(), 200);
+}

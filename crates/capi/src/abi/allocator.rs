@@ -12,6 +12,9 @@ use crate::handles::ALLOCATORS;
 use crate::instance::{Instance, Of};
 use crate::status::{Failure, Status, guard};
 
+/// Bytes of a simulated GPU at most: several times the memory of any GPU.
+const MOST_SIMULATED: u64 = 1 << 40;
+
 /// Names an allocator. 0 names none.
 #[allow(non_camel_case_types)]
 pub type gpupool_allocator = u64;
@@ -33,6 +36,9 @@ pub(crate) fn open(device: &str, config: Config) -> Result<Arc<dyn Instance>, Fa
         "sim" => {
             let defaults = SimConfig::default();
             let capacity = number(defaults.capacity)?;
+            if !(1..=MOST_SIMULATED).contains(&capacity) {
+                return Err(Failure::argument(format!("`{device}`: a simulated GPU has 1 byte to 1 TiB of memory")));
+            }
             let device = SimDevice::new(defaults.with_capacity(capacity));
             Ok(Arc::new(Of::new(Arc::new(device), config, Arc::default())?))
         }
@@ -73,11 +79,14 @@ pub unsafe extern "C" fn gpupool_create(
     })
 }
 
-/// Destroys an allocator. Its live blocks are freed, so no work may use them any more; memory of graphs that still exist stays until
-/// they are gone.
+/// Destroys an allocator. Its live blocks are freed, so no work may use them any more, and its scopes closed; memory of graphs that still
+/// exist, or are being captured, stays until they are gone.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_destroy(allocator: gpupool_allocator) -> Status {
-    guard(|| ALLOCATORS.remove(allocator).map(drop))
+    guard(|| {
+        ALLOCATORS.remove(allocator)?.close();
+        Ok(())
+    })
 }
 
 /// Gives every wholly free segment back to the driver. Waits for freed blocks that other streams still use. Writes the bytes given

@@ -28,6 +28,19 @@ pub(crate) fn check_out<T>(out: *mut T) -> Result<(), Failure> {
     if out.is_null() { Err(Failure::argument("an out-pointer is null")) } else { Ok(()) }
 }
 
+/// A C string that must be there.
+///
+/// # Safety
+///
+/// As for [`text`].
+pub(crate) unsafe fn required<'a>(what: &str, value: *const c_char) -> Result<&'a str, Failure> {
+    // SAFETY: the caller says so.
+    match unsafe { text(value)? } {
+        "" => Err(Failure::argument(format!("{what} is null or empty"))),
+        value => Ok(value),
+    }
+}
+
 /// A C string; empty for null.
 ///
 /// # Safety

@@ -49,7 +49,7 @@ pub unsafe extern "C" fn gpupool_pool_create(allocator: gpupool_allocator, out: 
 }
 
 /// Sends requests to a pool until `gpupool_pool_end`; makes the pool if there is none, and counts one user more. `filter` is asked which
-/// streams; without one it is those that capture. `release` is called with `context` once the scope is closed, or if this call fails.
+/// streams; without one it is those that capture. `release`, unless it is null, is called with `context` once the scope is closed, or if this call fails.
 ///
 /// # Safety
 ///

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::BufWriter;
 
 use super::allocator::gpupool_allocator;
-use super::{check_out, put, text};
+use super::{check_out, put, required};
 use crate::handles::ALLOCATORS;
 use crate::status::{Failure, Status, guard};
 
@@ -19,7 +19,7 @@ use crate::status::{Failure, Status, guard};
 pub unsafe extern "C" fn gpupool_stat(allocator: gpupool_allocator, name: *const c_char, out: *mut i64) -> Status {
     guard(|| {
         // SAFETY: the caller says so.
-        let name = unsafe { text(name)? };
+        let name = unsafe { required("the figure's name", name)? };
         let found = ALLOCATORS.get(allocator)?.stats().into_iter().find(|(key, _)| key == name);
         let none = || Failure::argument(format!("there is no figure `{name}`; gpupool_stats_json lists them all"));
         let (_, value) = found.ok_or_else(none)?;
@@ -90,7 +90,7 @@ pub extern "C" fn gpupool_reset_accumulated(allocator: gpupool_allocator) -> Sta
 pub unsafe extern "C" fn gpupool_snapshot(allocator: gpupool_allocator, path: *const c_char) -> Status {
     guard(|| {
         // SAFETY: the caller says so.
-        let path = unsafe { text(path)? };
+        let path = unsafe { required("the path", path)? };
         let snapshot = ALLOCATORS.get(allocator)?.snapshot();
         let failed = |e: std::io::Error| Failure::new(Status::Io, format!("{path}: {e}"));
         let file = File::create(path).map_err(failed)?;

@@ -23,7 +23,7 @@ unsafe extern "C" fn is_stream(context: *mut c_void, stream: *mut c_void) -> boo
     context == stream
 }
 
-fn only(stream: u64) -> Option<StreamTest> {
+fn only(stream: u64) -> StreamTest {
     // SAFETY: `is_stream` compares two pointers.
     unsafe { StreamTest::new(Some(is_stream), stream as *mut c_void, None) }
 }
@@ -88,7 +88,8 @@ fn without_a_filter_the_pool_is_that_of_whatever_captures() {
     let of = instance();
     let s = of.stream_create().unwrap();
     let pool = PoolId(7, 0);
-    of.pool_begin(pool, None).unwrap();
+    // SAFETY: there is no function.
+    of.pool_begin(pool, unsafe { StreamTest::new(None, std::ptr::null_mut(), None) }).unwrap();
     let before = alloc(&of, MIB, s).unwrap();
     of.device.begin_capture(StreamHandle(s), CaptureMode::Global).unwrap();
     alloc(&of, MIB, s).unwrap();
