@@ -29,6 +29,7 @@ fn hindrance(needs: Needs, tool: Option<&str>) -> Option<&'static str> {
         Needs::ZeroedMemory if tool == Some("initcheck") => {
             Some("it reads memory that only the driver zeroed, which the tool does not know")
         }
+        Needs::Figures if tool == Some("initcheck") => Some("the tool itself takes memory for what is mapped"),
         _ => None,
     }
 }

@@ -307,7 +307,7 @@ impl Device for CudaDevice {
     }
 
     fn driver_pool_destroy(&self, pool: DriverPoolHandle) -> DriverResult<()> {
-        self.pools.destroy(pool.0, code::INVALID_VALUE)
+        self.destroy_pool(pool)
     }
 
     fn driver_pool_figures(&self, pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures> {

@@ -38,7 +38,7 @@ impl Kind for PoolKind {
     const DESTROY: Call = Call::MemPoolDestroy;
     // SAFETY: the trait's contract is that the pool is live and unused.
     unsafe fn destroy(&self, driver: &Driver, raw: u64) -> Code {
-        // SAFETY: made by cuMemPoolCreate; cuMemPoolDestroy lets blocks that are left live on.
+        // SAFETY: made by cuMemPoolCreate, and no block of it is left (`destroy_pool`).
         unsafe { (driver.pool_destroy)(raw as CUmemoryPool) }
     }
 }
@@ -93,6 +93,21 @@ impl CudaDevice {
     pub(crate) fn trim_pool(&self, pool: DriverPoolHandle, keep: u64) -> DriverResult<()> {
         let (_held, pool) = self.held_pool(Call::MemPoolTrimTo, pool)?;
         pool.trim(keep)
+    }
+
+    /// Destroys a pool that has no blocks any more. One that has is refused: driver 580.159 crashes now and then in cuMemPoolDestroy there.
+    pub(crate) fn destroy_pool(&self, pool: DriverPoolHandle) -> DriverResult<()> {
+        let call = Call::MemPoolDestroy;
+        let held = self.held_pool(call, pool)?;
+        if held.1.get(attribute::USED)? > 0 {
+            // A block that cuMemFree took counts as used for good, but its memory goes.
+            held.1.trim(0)?;
+            if held.1.get(attribute::RESERVED)? > 0 {
+                return Err(DriverError::new(call, code::INVALID_VALUE));
+            }
+        }
+        drop(held);
+        self.pools.destroy(pool.0, code::INVALID_VALUE)
     }
 
     pub(crate) fn alloc_from(&self, pool: DriverPoolHandle, bytes: u64, stream: StreamHandle) -> DriverResult<Address> {

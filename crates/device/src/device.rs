@@ -152,9 +152,9 @@ pub trait Device: Send + Sync + 'static {
         Err(DriverError::new(Call::MemPoolCreate, code::NOT_SUPPORTED))
     }
 
-    /// Destroys a driver's pool. Its memory goes back once no block of it is left.
+    /// Destroys a driver's pool. What was freed in it and is not over yet goes back once it is.
     ///
-    /// *Errors*: `INVALID_VALUE` for an unknown pool. *Blocks*: no. *Capture*: unsafe call.
+    /// *Errors*: `INVALID_VALUE` for an unknown pool, and for one with a live block. *Blocks*: no. *Capture*: unsafe call.
     fn driver_pool_destroy(&self, pool: DriverPoolHandle) -> DriverResult<()> {
         let _ = pool;
         Err(DriverError::new(Call::MemPoolDestroy, code::NOT_SUPPORTED))

@@ -86,7 +86,14 @@ impl SimDevice {
             }
             this.unsafe_call(state)?;
             if !state.device(ordinal)?.memory.is_pooled(address.0) {
-                return Err(code::INVALID_VALUE);
+                // A driver takes plain memory, too, as if it were freed by its address.
+                let bytes = state.device(ordinal)?.memory.plain(address.0)?;
+                this.drain(state, Call::MemFreeAsync)?;
+                let gone = state.device(ordinal)?.memory.free(address.0)?;
+                state.forget(gone);
+                let withdrawal = state.withdrawal(Call::MemFreeAsync);
+                state.detector.withdraw(address.0, bytes, withdrawal);
+                return Ok(((), state.config.costs.mem_free.at(bytes)));
             }
             state.legacy_is_free(stream)?;
             state.order_with_legacy(stream);

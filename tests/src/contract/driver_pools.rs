@@ -14,10 +14,11 @@ pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
     vec![
         check("a driver's pool keeps what is freed until it is trimmed", kept_until_trimmed),
         check("a driver's pool refuses what makes no sense", refusals),
-        check("a driver's pool that is destroyed keeps its live blocks", destroyed),
+        check("a driver's pool with live blocks is not destroyed", not_destroyed),
         check("a driver's pool takes 32 MiB at a time", growth),
         holding("a block of a driver's pool serves its stream at once and others once its free is over", order),
         holding("a block of a driver's pool that is freed by its address alone waits for nothing", freed_by_address),
+        check("plain memory can be freed in the order of a stream", plain_memory),
         check("a memory node allocates and frees in each launch", memory_nodes),
         check("what a memory node allocated and nobody freed", live_after_a_launch),
     ]
@@ -68,9 +69,6 @@ fn refusals<S: Subject>(s: &S) {
     assert_eq!(code_of(d.mem_alloc_async(pool, 1 << 45, st)), code::OUT_OF_MEMORY);
     assert_eq!(code_of(d.mem_alloc_async(pool, 512, StreamHandle(0x7777_7770))), code::INVALID_HANDLE);
     assert_eq!(figures(), (0, 0));
-    let plain = plain(d);
-    assert_eq!(code_of(d.mem_free_async(plain, st)), code::INVALID_VALUE, "plain memory");
-    d.mem_free(plain).unwrap();
     assert_eq!(code_of(d.mem_free_async(Address(4096), st)), code::INVALID_VALUE, "nobody's");
     let a = d.mem_alloc_async(pool, 4096, st).unwrap();
     assert_eq!(code_of(d.mem_free_async(a.offset(512), st)), code::INVALID_VALUE, "inside a block");
@@ -86,15 +84,16 @@ fn refusals<S: Subject>(s: &S) {
     assert_eq!(gone, [code::INVALID_VALUE; 4]);
 }
 
-fn destroyed<S: Subject>(s: &S) {
+fn not_destroyed<S: Subject>(s: &S) {
     let (d, st) = (s.device(), stream(s.device()));
     let before = d.mem_info().unwrap().free;
     let (pool, _) = pool(s);
     let a = d.mem_alloc_async(pool, MIB, st).unwrap();
-    d.driver_pool_destroy(pool).unwrap();
+    assert_eq!(code_of(d.driver_pool_destroy(pool)), code::INVALID_VALUE);
     d.launch(st, set(a, 9)).unwrap();
     assert_eq!(word(d, st, a), 9);
     d.mem_free_async(a, st).unwrap();
+    d.driver_pool_destroy(pool).unwrap();
     d.stream_synchronize(st).unwrap();
     d.device_synchronize().unwrap();
     assert_eq!(d.mem_info().unwrap().free, before);
@@ -157,8 +156,20 @@ fn freed_by_address<S: Subject>(s: &S) {
     assert_eq!(code_of(d.mem_free(block)), code::INVALID_VALUE, "twice");
     d.gate_open(gate).unwrap();
     d.device_synchronize().unwrap();
-    assert_eq!(figures().1, 0, "counted as free once the device was waited for");
+    // It may count as used for good.
+    assert!([0, MIB].contains(&figures().1), "{:?}", figures());
     d.driver_pool_destroy(pool).unwrap();
+    d.device_synchronize().unwrap();
+}
+
+fn plain_memory<S: Subject>(s: &S) {
+    let (d, st) = (s.device(), stream(s.device()));
+    let before = d.mem_info().unwrap().free;
+    let plain = d.mem_alloc(64 * MIB).unwrap();
+    d.mem_free_async(plain, st).unwrap();
+    d.stream_synchronize(st).unwrap();
+    assert_eq!(d.mem_info().unwrap().free, before);
+    assert_eq!(code_of(d.mem_free(plain)), code::INVALID_VALUE, "it is gone");
 }
 
 /// A graph with a memory node: `with_free` says whether it frees what it allocates.

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use gpupool_device::{Address, Call, Device, Kernel, MemoryHandle, Workbench, code};
 
 use super::{
-    Check, PAGE, Subject, add, check, code_of, copy, holding, mapped, set, stream, unmapped, word, words, zeroed,
+    Check, PAGE, Subject, add, check, code_of, copy, counting, holding, mapped, set, stream, unmapped, word, words,
+    zeroed,
 };
 
 pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
@@ -18,8 +19,8 @@ pub(super) fn checks<S: Subject>() -> Vec<Check<S>> {
         zeroed("a handle can be mapped twice, and both see the same", aliases),
         zeroed("aliases keep the order of a stream", alias_order),
         check("unmapping is by whole mappings", unmapping),
-        check("what else was asked of a driver about mappings", asked),
-        check("a released handle keeps its memory while it is mapped", released),
+        counting("what else was asked of a driver about mappings", asked),
+        counting("a released handle keeps its memory while it is mapped", released),
         check("access is set over several mappings and again", access),
         holding("a plain free waits for the device, giving virtual memory back does not", waits),
         check("the clock does not go back", clock),

@@ -26,6 +26,8 @@ pub enum Needs {
     HeldWork,
     /// New virtual memory is read on purpose, since the driver zeroes it.
     ZeroedMemory,
+    /// What is free on the device is compared as memory is mapped and unmapped.
+    Figures,
 }
 
 /// One check.
@@ -51,6 +53,11 @@ fn holding<S>(name: &'static str, run: fn(&S)) -> Check<S> {
 /// A check that reads memory which only the driver has zeroed.
 fn zeroed<S>(name: &'static str, run: fn(&S)) -> Check<S> {
     Check { name, run, needs: Needs::ZeroedMemory }
+}
+
+/// A check that compares what is free on the device while it maps and unmaps.
+fn counting<S>(name: &'static str, run: fn(&S)) -> Check<S> {
+    Check { name, run, needs: Needs::Figures }
 }
 
 /// All checks.

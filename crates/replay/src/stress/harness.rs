@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpupool_allocator::{AllocError, Allocation, Allocator, CaptureRegistry, Config, FreeError, Stream};
+use gpupool_allocator::{AllocError, Allocation, Allocator, CaptureRegistry, Config, FreeError, Policy, Stream};
 use gpupool_device::{Address, DriverError, EventHandle, Kernel, StreamHandle, StreamKind};
 
 use super::StressDevice;
@@ -118,6 +118,8 @@ pub struct Common<D: StressDevice> {
     device: Arc<D>,
     shadow: Mutex<Shadow>,
     work: Vec<Mutex<Work>>,
+    /// For each stream the positions of every stream that it has waited for, if the policy may go by that: the driver's own pool does.
+    waited: Option<Mutex<Vec<Vec<u64>>>>,
 }
 
 impl<D: StressDevice> Common<D> {
@@ -127,12 +129,14 @@ impl<D: StressDevice> Common<D> {
     ///
     /// The allocator's and the device's.
     pub fn new(device: Arc<D>, config: Config, streams: u32) -> Result<Self, Failed> {
+        let follows = config.policy() == Policy::StreamOrdered;
         let allocator = Allocator::with_registry(Arc::clone(&device), config, Arc::new(CaptureRegistry::default()))?;
         let streams = (0..streams.max(1))
             .map(|_| Ok(allocator.register_stream(device.stream_create(StreamKind::NonBlocking)?)))
             .collect::<Result<Vec<_>, DriverError>>()?;
         let work = streams.iter().map(|_| Mutex::new(Work::default())).collect();
-        Ok(Self { offered: Mutex::default(), streams, allocator, device, shadow: Mutex::default(), work })
+        let waited = follows.then(|| Mutex::new(vec![vec![0; streams.len()]; streams.len()]));
+        Ok(Self { offered: Mutex::default(), streams, allocator, device, shadow: Mutex::default(), work, waited })
     }
 
     /// The allocator.
@@ -210,6 +214,31 @@ impl<D: StressDevice> Common<D> {
             let _ = self.device.event_destroy(event);
         }
         usage.position <= work.complete
+    }
+
+    /// Whether a use is over for what comes next on `stream`: complete, or waited for there.
+    fn settled(&self, usage: Usage, stream: u32) -> bool {
+        let waited = |waited: &Mutex<Vec<Vec<u64>>>| lock(waited)[stream as usize][usage.stream as usize];
+        self.complete(usage) || self.waited.as_ref().is_some_and(|all| usage.position <= waited(all))
+    }
+
+    /// Makes `stream` wait for the work so far on `on`.
+    fn order(&self, on: u32, stream: u32) -> Result<(), Failed> {
+        // Held over the recording, so that the event is after every position that is noted.
+        let mut waited = self.waited.as_ref().map(lock);
+        let (from, to) = (on as usize, stream as usize);
+        if let Some(all) = &mut waited {
+            all[from][from] = lock(&self.work[from]).submitted;
+        }
+        let event = self.device.event_create()?;
+        self.device.event_record(event, self.handle(on))?;
+        self.device.stream_wait_event(self.handle(stream), event)?;
+        self.device.event_destroy(event)?;
+        if let Some(all) = &mut waited {
+            let seen = all[from].clone();
+            all[to].iter_mut().zip(seen).for_each(|(known, more)| *known = (*known).max(more));
+        }
+        Ok(())
     }
 }
 
@@ -379,7 +408,7 @@ impl<D: StressDevice> Harness<D> {
         };
         let (address, size) = (allocation.address(), allocation.size());
         let common = &self.common;
-        lock(&common.shadow).hand_out(address, size, bytes, stream, |usage| common.complete(usage))?;
+        lock(&common.shadow).hand_out(address, size, bytes, stream, |usage| common.settled(usage, stream))?;
         let word = self.next_word;
         self.next_word = self.next_word.wrapping_add(1);
         common.device.own(address, size, u64::from(word), common.handle(stream));
@@ -414,16 +443,6 @@ impl<D: StressDevice> Harness<D> {
         Ok(())
     }
 
-    /// Makes `stream` wait for the work on the block's own.
-    fn order(&self, held: &Held<D>, stream: u32) -> Result<(), Failed> {
-        let device = &self.common.device;
-        let event = device.event_create()?;
-        device.event_record(event, self.common.handle(held.stream))?;
-        device.stream_wait_event(self.common.handle(stream), event)?;
-        device.event_destroy(event)?;
-        Ok(())
-    }
-
     fn use_on(&mut self, index: usize, stream: u32) -> Result<(), Failed> {
         let held = self.held.swap_remove(index);
         let result = self.read_on(&held, stream).and_then(|usage| {
@@ -439,7 +458,7 @@ impl<D: StressDevice> Harness<D> {
 
     fn read_on(&mut self, held: &Held<D>, stream: u32) -> Result<Usage, Failed> {
         if stream != held.stream {
-            self.order(held, stream)?;
+            self.common.order(held.stream, stream)?;
         }
         self.ask(held, stream)?;
         let position = lock(&self.common.work[stream as usize]).submitted;
@@ -501,4 +520,34 @@ fn sum(word: u32, bytes: u64) -> u64 {
     let words = u128::from(bytes / 4);
     let weights = words * (words + 1) / 2;
     u64::from(word).wrapping_mul(weights as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use gpupool_device::Workbench;
+    use gpupool_sim_device::{SimConfig, SimDevice};
+
+    use super::*;
+
+    #[test]
+    fn what_a_stream_waits_for_is_over_for_it_under_the_drivers_own_pool() -> Result<(), Failed> {
+        for (policy, goes_by_waits) in [(Policy::StreamOrdered, true), (Policy::Segments, false)] {
+            let device = Arc::new(SimDevice::new(SimConfig::default()));
+            let common = Common::new(Arc::clone(&device), Config::new(policy), 3)?;
+            let gate = device.gate_create()?;
+            device.launch(common.handle(0), Kernel::Wait { gate })?;
+            let before = common.submitted(0);
+            common.order(0, 1)?;
+            common.order(1, 2)?;
+            let later = common.submitted(0);
+            let settled = |usage: Usage| [0, 1, 2].map(|stream| common.settled(usage, stream));
+            assert_eq!(settled(before), [goes_by_waits; 3], "{policy}");
+            assert_eq!(settled(later), [false; 3], "{policy}");
+            device.gate_open(gate)?;
+            common.mark(0)?;
+            device.device_synchronize()?;
+            assert_eq!(settled(later), [true; 3], "{policy}");
+        }
+        Ok(())
+    }
 }

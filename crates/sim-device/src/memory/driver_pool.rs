@@ -147,9 +147,13 @@ impl Memory {
         Ok(self.pool(pool)?.figures)
     }
 
-    /// Destroys a pool; what is in blocks or not over yet goes when the pools are next looked at. What is gone.
+    /// Destroys a pool that has no blocks; what is not over yet goes when the pools are next looked at. What is gone.
     pub(crate) fn pool_destroy(&mut self, pool: u64) -> Result<Vec<Physical>, u32> {
-        self.pool(pool)?.destroyed = true;
+        let found = self.pool(pool)?;
+        if found.figures.used > 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        found.destroyed = true;
         Ok(self.reap_pools())
     }
 
