@@ -128,7 +128,8 @@ impl<D: Device> Allocation<D> {
     }
 
     /// Says that the work before `last` uses the block, and that no later work on that stream does: when it is freed, it waits for no
-    /// more than that. Where both this and [`record_stream`](Self::record_stream) are said of a stream, the latter holds. Take the mark
+    /// more than that. A mark from before the block was handed out says that nothing of the stream uses it, and nothing can tell whether
+    /// that is so: take it after the last use. Where both this and [`record_stream`](Self::record_stream) are said of a stream, the latter holds. Take the mark
     /// with [`Stream::mark_work`]. Takes the arena's lock; no driver call.
     ///
     /// # Errors

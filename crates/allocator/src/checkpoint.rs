@@ -53,6 +53,7 @@ impl<D: Device> Inner<D> {
         let pool = self.pools.get(id)?;
         pool.arena.flush_deferred(|_| true);
         let mut state = pool.arena.lock();
+        state.nothing_lent(id)?;
         state.flush_bins(&pool.arena.counters);
         let mut segments: Vec<(Part, SegmentLayout)> = Vec::new();
         for (_, segment) in state.segments.iter().filter(|(_, s)| s.slot == pool.slot) {
@@ -92,6 +93,8 @@ impl<D: Device> Inner<D> {
         let (freed, handed) = {
             let mut guard = pool.arena.lock();
             let state = &mut *guard;
+            // What is lent is a live block of the pool, and its owner knows nothing of checkpoints.
+            state.nothing_lent(id)?;
             let mismatch = |why| PoolError::CheckpointMismatch { pool: id, why };
             let by_ordinal: HashMap<u64, u32> = state
                 .segments
@@ -179,6 +182,14 @@ impl<D: Device> Inner<D> {
 }
 
 impl ArenaState {
+    /// That no run of the pool is out on loan.
+    fn nothing_lent(&mut self, pool: PoolId) -> Result<(), PoolError> {
+        match self.loans_out(&[]) {
+            (0, _) => Ok(()),
+            (loans, bytes) => Err(PoolError::LoansOut { pool, loans, bytes }),
+        }
+    }
+
     /// Whether live blocks of a layout lie where memory is still mapped, in a segment whose blocks join once they are free.
     fn has_room_for(&self, segment: u32, blocks: &[(Units, bool)]) -> bool {
         let Some(found) = self.segments.get(segment) else { return false };

@@ -34,6 +34,13 @@ pub(crate) fn bring_forward(
             Action::SegmentFree if by_address.get(&event.address).is_some_and(|(at, _)| *at < event.sequence) => {
                 by_address.remove(&event.address);
             }
+            Action::SegmentAway | Action::SegmentBack => {
+                let of = by_address.get_mut(&event.address).filter(|(at, _)| *at < event.sequence);
+                if let Some((_, segment)) = of {
+                    let away = event.action == Action::SegmentAway;
+                    segment.backing = if away { BackingKind::Away } else { BackingKind::Handle };
+                }
+            }
             Action::Alloc | Action::FreeRequested | Action::FreeCompleted => {
                 let of = by_address.range_mut(..=event.address).next_back();
                 if let Some((_, (at, segment))) = of

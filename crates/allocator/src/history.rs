@@ -41,6 +41,10 @@ pub enum Action {
     SegmentAlloc,
     /// A segment goes back to the driver, or to another stream.
     SegmentFree,
+    /// The memory of an idle pool's segment went away: its addresses and blocks stay.
+    SegmentAway,
+    /// It is back.
+    SegmentBack,
     /// Memory was mapped into a range of the policy `pages`.
     SegmentMap,
     /// Memory leaves such a range: for the driver, or for another place.
@@ -372,7 +376,8 @@ impl ArenaState {
         self.history.note(what, caller);
     }
 
-    /// Notes that a segment joins the arena, or is about to leave it: for the driver, or for another arena.
+    /// Notes that a segment joins the arena, or is about to leave it: for the driver, or for another arena; or that its memory is about to
+    /// go away, or is back.
     pub(crate) fn note_segment(&self, id: u32, action: Action) {
         if !self.history.is_on() {
             return;
@@ -384,8 +389,8 @@ impl ArenaState {
             }
             return;
         }
-        // A range of pages is no memory yet: what is mapped there comes and goes by itself.
-        if matches!(segment.memory.backing, Backing::Pages) {
+        // A range of pages is no memory yet: what is mapped there comes and goes by itself. What is away has gone already.
+        if matches!(segment.memory.backing, Backing::Pages | Backing::Away) {
             return;
         }
         let (address, size) = (segment.memory.base, segment.memory.bytes);

@@ -68,8 +68,9 @@ impl Told {
                 From::Alloc => Action::Alloc,
                 From::FreeRequested => Action::FreeRequested,
                 From::FreeCompleted => Action::FreeCompleted,
-                From::SegmentAlloc => Action::SegmentAlloc,
-                From::SegmentFree => Action::SegmentFree,
+                // PyTorch's layout has no memory that is away: segments are given back and taken at the same address.
+                From::SegmentAlloc | From::SegmentBack => Action::SegmentAlloc,
+                From::SegmentFree | From::SegmentAway => Action::SegmentFree,
                 From::SegmentMap => Action::SegmentMap,
                 From::SegmentUnmap => Action::SegmentUnmap,
                 From::OutOfMemory => Action::Oom,

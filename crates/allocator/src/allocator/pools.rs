@@ -252,7 +252,7 @@ impl<D: Device> Allocator<D> {
     ///
     /// # Errors
     ///
-    /// [`PoolError::Unknown`], [`PoolError::PendingBlock`].
+    /// [`PoolError::Unknown`], [`PoolError::PendingBlock`], [`PoolError::LoansOut`].
     pub fn checkpoint_pool(&self, id: PoolId) -> Result<PoolCheckpoint, AllocError> {
         self.inner.checkpoint(id)
     }
@@ -262,8 +262,8 @@ impl<D: Device> Allocator<D> {
     ///
     /// # Errors
     ///
-    /// [`PoolError::Unknown`], [`PoolError::Released`], [`PoolError::CheckpointMismatch`]; [`AllocError::PoolInCapture`] while a capture
-    /// draws from the pool; [`AllocError::RetiredStream`], [`AllocError::OtherThreadsStream`].
+    /// [`PoolError::Unknown`], [`PoolError::Released`], [`PoolError::CheckpointMismatch`]; [`PoolError::LoansOut`], since what is lent is
+    /// live, and not the pool's; [`AllocError::PoolInCapture`] while a capture draws from the pool; [`AllocError::RetiredStream`], [`AllocError::OtherThreadsStream`].
     pub fn restore_pool(&self, checkpoint: &PoolCheckpoint, stream: &Stream<D>) -> Result<Restored<D>, AllocError> {
         self.check_usable(stream)?;
         self.inner.restore(checkpoint, stream)

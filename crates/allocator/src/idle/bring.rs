@@ -11,6 +11,7 @@ use super::{Away, Moved, Residency, Saved};
 use crate::arena::{Arena, Backing};
 use crate::counters::PoolCounters;
 use crate::error::{AllocError, PoolError};
+use crate::history::Action;
 use crate::ids::{Part, PoolId};
 use crate::inner::Inner;
 use crate::pages::{Handle, Piece};
@@ -44,7 +45,8 @@ impl<D: Device> Arena<D> {
         let coming = self.coming();
         let bytes: u64 = coming.iter().map(|c| to_bytes(c.range.units)).sum();
         let no_memory = || PoolError::NoMemory { pool, bytes };
-        while self.shared.totals.begin_growth(bytes, false).is_err() {
+        // Where nothing is away nothing is needed, whatever the limit says.
+        while bytes > 0 && self.shared.totals.begin_growth(bytes, false).is_err() {
             if !self.make_room(inner) {
                 return Err(no_memory().into());
             }
@@ -101,9 +103,17 @@ impl<D: Device> Arena<D> {
         let Some(inner) = inner else { return false };
         [false, true].into_iter().any(|wait| {
             let tidied = inner.hooks.tidy(wait);
+            let freed = if wait { self.wait_for_others(inner) } else { 0 };
             let released = inner.release_idle(None, wait).unwrap_or(0);
-            tidied || released > 0 || inner.park_idle(self, wait) > 0
+            tidied || freed > 0 || released > 0 || inner.park_idle(self, wait) > 0
         })
+    }
+
+    /// Waits for freed blocks elsewhere that streams still use: they keep memory that would go back. How many are free now.
+    fn wait_for_others(&self, inner: &Inner<D>) -> usize {
+        let others = inner.arenas().into_iter().filter(|arena| !std::ptr::eq(&**arena, self));
+        // Where the driver cannot wait, others may still have some.
+        others.map(|arena| arena.wait_for_pending().unwrap_or(0)).sum()
     }
 
     /// Makes and maps a handle for each range. After an error none is there.
@@ -178,6 +188,7 @@ impl<D: Device> Arena<D> {
                 }
                 None => {
                     segment.memory.backing = Backing::Handle(handle);
+                    state.note_segment(range.segment, Action::SegmentBack);
                     self.shared.totals.commit(bytes, range.part, range.pool);
                 }
             }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use gpupool_device::{Device, DriverResult};
 
@@ -10,6 +11,7 @@ use super::{IdleOptions, Lending, Moved, OnLoan, OnUse, Residency};
 use crate::arena::{Arena, Backing, BlockState};
 use crate::captures::Range;
 use crate::error::{AllocError, PoolError};
+use crate::history::Action;
 use crate::ids::{PoolId, StreamId};
 use crate::inner::{Inner, Request, Served};
 use crate::pool::Pool;
@@ -66,16 +68,7 @@ impl<D: Device> Arena<D> {
         match residency {
             Residency::Resident => Ok(()),
             Residency::Lent if writes.is_empty() => Ok(()),
-            Residency::Lent => loop {
-                let (loans, bytes) = self.look_at_loans(writes);
-                if loans == 0 {
-                    return Ok(());
-                }
-                if on_loan == OnLoan::Refuse {
-                    return Err(PoolError::LoansOut { pool: self.pool_id(), loans, bytes }.into());
-                }
-                crate::sync::yield_now();
-            },
+            Residency::Lent => self.wait_for_loans(on_loan, writes),
             Residency::Parked if on_use == OnUse::Wake => {
                 if let Some(inner) = inner {
                     inner.park_others(self);
@@ -84,6 +77,32 @@ impl<D: Device> Arena<D> {
             }
             Residency::Parked | Residency::Suspended => Err(PoolError::Away { pool: self.pool_id(), residency }.into()),
         }
+    }
+
+    /// Until no loan is out where a launch writes; or it is refused.
+    fn wait_for_loans(&self, on_loan: OnLoan, writes: &[Range]) -> Result<(), AllocError> {
+        for round in 0.. {
+            let (loans, bytes) = self.look_at_loans(writes);
+            if loans == 0 {
+                break;
+            }
+            if on_loan == OnLoan::Refuse {
+                return Err(PoolError::LoansOut { pool: self.pool_id(), loans, bytes }.into());
+            }
+            pause(round);
+        }
+        Ok(())
+    }
+}
+
+/// Lets others work before one looks again: at once at first, then after up to 2 ms, since a free tells nobody.
+fn pause(round: u32) {
+    const AT_ONCE: u32 = 64;
+    // Threads that are explored step by step have no time.
+    if cfg!(gpupool_shuttle) || round < AT_ONCE {
+        crate::sync::yield_now();
+    } else {
+        std::thread::sleep(Duration::from_micros(1 << (round - AT_ONCE + 5).min(11)));
     }
 }
 
@@ -240,6 +259,7 @@ impl<D: Device> Inner<D> {
             }
             state.idle.parked.clear();
             let segments: Vec<u32> = state.segments.iter().map(|(at, _)| at).collect();
+            segments.iter().for_each(|at| state.note_segment(*at, Action::SegmentFree));
             let segments: Vec<_> = segments.into_iter().filter_map(|at| state.segments.remove(at)).collect();
             state.arrive(&arena.counters);
             arena.idle.set(Residency::Resident);

@@ -84,7 +84,7 @@ pub enum OnLoan {
     /// It is refused.
     #[default]
     Refuse,
-    /// It waits on the host until the loan was freed. A thread that holds the loan itself waits for ever.
+    /// It waits on the host until the loan was freed, and notices that up to 2 ms later. A thread that holds the loan itself waits for ever.
     Wait,
 }
 

@@ -225,7 +225,12 @@ impl<D: Device> Arena<D> {
                     runs = table.runs() - before;
                     state.note_pages(going.segment, going.range.offset, going.range.units, Action::SegmentUnmap);
                 }
-                None => segment.memory.backing = Backing::Away,
+                None => {
+                    state.note_segment(going.segment, Action::SegmentAway);
+                    if let Some(segment) = state.segments.get_mut(going.segment) {
+                        segment.memory.backing = Backing::Away;
+                    }
+                }
             }
             if let Some(counters) = &going.counters {
                 counters.reserved_bytes.decrease(going.part, bytes as i64);
