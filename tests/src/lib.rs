@@ -3,6 +3,15 @@
 //! captures and graphs.
 #![forbid(unsafe_code)]
 
+/// Methods that a device around the simulated one, its field `sim`, hands on as they are.
+macro_rules! forward {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $gives:ty;)*) => {$(
+        fn $name(&self, $($argument: $type),*) -> $gives {
+            self.sim.$name($($argument),*)
+        }
+    )*};
+}
+
 pub mod alias;
 pub mod bench;
 pub mod contract;

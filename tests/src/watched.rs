@@ -182,11 +182,29 @@ impl Watched {
 }
 
 impl Device for Watched {
-    fn ordinal(&self) -> u32 {
-        self.sim.ordinal()
-    }
-    fn properties(&self) -> &DeviceProperties {
-        self.sim.properties()
+    forward! {
+        ordinal() -> u32;
+        properties() -> &DeviceProperties;
+        mem_info() -> DriverResult<MemoryInfo>;
+        driver_pool_create() -> DriverResult<DriverPoolHandle>;
+        driver_pool_destroy(pool: DriverPoolHandle) -> DriverResult<()>;
+        driver_pool_figures(pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures>;
+        driver_pool_trim(pool: DriverPoolHandle, keep: u64) -> DriverResult<()>;
+        address_reserve(bytes: u64) -> DriverResult<Address>;
+        address_free(address: Address, bytes: u64) -> DriverResult<()>;
+        handle_release(handle: MemoryHandle) -> DriverResult<()>;
+        map(address: Address, bytes: u64, handle: MemoryHandle) -> DriverResult<()>;
+        set_access(address: Address, bytes: u64) -> DriverResult<()>;
+        host_alloc(bytes: u64) -> DriverResult<HostMemory>;
+        host_free(memory: HostMemory) -> DriverResult<()>;
+        copy_to_host(dst: HostMemory, offset: u64, src: Address, bytes: u64) -> DriverResult<()>;
+        copy_from_host(dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()>;
+        event_create() -> DriverResult<EventHandle>;
+        event_destroy(event: EventHandle) -> DriverResult<()>;
+        capture_status(stream: StreamHandle) -> DriverResult<CaptureStatus>;
+        capture_frontier(stream: StreamHandle) -> DriverResult<Option<CaptureFrontier>>;
+        exchange_capture_mode(mode: CaptureMode) -> DriverResult<CaptureMode>;
+        now() -> u64;
     }
     fn mem_alloc(&self, bytes: u64) -> DriverResult<Address> {
         self.growth(Call::MemAlloc);
@@ -211,22 +229,7 @@ impl Device for Watched {
         book.leaves("a free", address.0, bytes);
         Ok(())
     }
-    fn mem_info(&self) -> DriverResult<MemoryInfo> {
-        self.sim.mem_info()
-    }
     // The driver orders a block's new stream after the frees that it is made of, and after nothing else.
-    fn driver_pool_create(&self) -> DriverResult<DriverPoolHandle> {
-        self.sim.driver_pool_create()
-    }
-    fn driver_pool_destroy(&self, pool: DriverPoolHandle) -> DriverResult<()> {
-        self.sim.driver_pool_destroy(pool)
-    }
-    fn driver_pool_figures(&self, pool: DriverPoolHandle) -> DriverResult<DriverPoolFigures> {
-        self.sim.driver_pool_figures(pool)
-    }
-    fn driver_pool_trim(&self, pool: DriverPoolHandle, keep: u64) -> DriverResult<()> {
-        self.sim.driver_pool_trim(pool, keep)
-    }
     fn mem_alloc_async(&self, pool: DriverPoolHandle, bytes: u64, stream: StreamHandle) -> DriverResult<Address> {
         self.growth(Call::MemAllocAsync);
         let mut book = self.book();
@@ -248,48 +251,15 @@ impl Device for Watched {
         }
         Ok(())
     }
-    fn address_reserve(&self, bytes: u64) -> DriverResult<Address> {
-        self.sim.address_reserve(bytes)
-    }
-    fn address_free(&self, address: Address, bytes: u64) -> DriverResult<()> {
-        self.sim.address_free(address, bytes)
-    }
     fn handle_create(&self, bytes: u64) -> DriverResult<MemoryHandle> {
         self.growth(Call::MemCreate);
         self.sim.handle_create(bytes)
-    }
-    fn handle_release(&self, handle: MemoryHandle) -> DriverResult<()> {
-        self.sim.handle_release(handle)
-    }
-    fn map(&self, address: Address, bytes: u64, handle: MemoryHandle) -> DriverResult<()> {
-        self.sim.map(address, bytes, handle)
-    }
-    fn set_access(&self, address: Address, bytes: u64) -> DriverResult<()> {
-        self.sim.set_access(address, bytes)
     }
     fn unmap(&self, address: Address, bytes: u64) -> DriverResult<()> {
         let mut book = self.book();
         self.sim.unmap(address, bytes)?;
         book.leaves("an unmap", address.0, bytes);
         Ok(())
-    }
-    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
-        self.sim.host_alloc(bytes)
-    }
-    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
-        self.sim.host_free(memory)
-    }
-    fn copy_to_host(&self, dst: HostMemory, offset: u64, src: Address, bytes: u64) -> DriverResult<()> {
-        self.sim.copy_to_host(dst, offset, src, bytes)
-    }
-    fn copy_from_host(&self, dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
-        self.sim.copy_from_host(dst, src, offset, bytes)
-    }
-    fn event_create(&self) -> DriverResult<EventHandle> {
-        self.sim.event_create()
-    }
-    fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
-        self.sim.event_destroy(event)
     }
     fn event_record(&self, event: EventHandle, handle: StreamHandle) -> DriverResult<()> {
         let mut book = self.book();
@@ -322,18 +292,6 @@ impl Device for Watched {
         let clock = book.events.get(&event).cloned().unwrap_or_default();
         book.clocks[stream].join(&clock);
         Ok(())
-    }
-    fn capture_status(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
-        self.sim.capture_status(stream)
-    }
-    fn capture_frontier(&self, stream: StreamHandle) -> DriverResult<Option<CaptureFrontier>> {
-        self.sim.capture_frontier(stream)
-    }
-    fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
-        self.sim.exchange_capture_mode(mode)
-    }
-    fn now(&self) -> u64 {
-        self.sim.now()
     }
 }
 

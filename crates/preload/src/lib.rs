@@ -2,10 +2,10 @@
 //!
 //! It exports the driver's entry points for memory, captures and graphs ([`hooks`]) and needs the driver itself, so a program finds ours
 //! first and everything else behind us, whether the library is preloaded, found first by search path (as `libcuda.so`), or opened first by
-//! the program. docs/embedding.md has the commands, and what it does not see.
+//! the program. docs/use-under-programs.md has the commands, and what it does not see.
 //!
-//! Each device's primary context is served from an allocator of its own (`process.rs`), made when it is first used; other contexts, and
-//! whatever goes wrong before that, are left to the driver. Addresses decide who owns memory: one that is not ours is forwarded.
+//! Each context, a device's primary one or the program's own, is served from an allocator of its own (`process.rs`), made when it is first used;
+//! what cannot be served is left to the driver. Addresses decide who owns memory: one that is not ours is forwarded.
 //!
 //! Configured by the environment (`settings.rs`): `GPUPOOL_CONF`, `GPUPOOL_GRAPH_POOL`, `GPUPOOL_LIBRARIES`, `GPUPOOL_LOG`, `GPUPOOL_SNAPSHOT`,
 //! `GPUPOOL_SNAPSHOT_SIGNAL`.

@@ -61,92 +61,52 @@ impl Hooked {
 }
 
 impl Device for Hooked {
-    fn ordinal(&self) -> u32 {
-        self.sim.ordinal()
-    }
-    fn properties(&self) -> &DeviceProperties {
-        self.sim.properties()
-    }
-    fn mem_alloc(&self, bytes: u64) -> DriverResult<Address> {
-        self.sim.mem_alloc(bytes)
-    }
-    fn mem_free(&self, address: Address) -> DriverResult<()> {
-        self.sim.mem_free(address)
-    }
-    fn mem_info(&self) -> DriverResult<MemoryInfo> {
-        self.sim.mem_info()
-    }
-    fn address_reserve(&self, bytes: u64) -> DriverResult<Address> {
-        self.sim.address_reserve(bytes)
-    }
-    fn address_free(&self, address: Address, bytes: u64) -> DriverResult<()> {
-        self.sim.address_free(address, bytes)
-    }
-    fn handle_create(&self, bytes: u64) -> DriverResult<MemoryHandle> {
-        self.sim.handle_create(bytes)
-    }
-    fn handle_release(&self, handle: MemoryHandle) -> DriverResult<()> {
-        self.sim.handle_release(handle)
-    }
-    fn map(&self, address: Address, bytes: u64, handle: MemoryHandle) -> DriverResult<()> {
-        self.sim.map(address, bytes, handle)
-    }
-    fn set_access(&self, address: Address, bytes: u64) -> DriverResult<()> {
-        self.sim.set_access(address, bytes)
-    }
-    fn unmap(&self, address: Address, bytes: u64) -> DriverResult<()> {
-        self.sim.unmap(address, bytes)
-    }
-    fn host_alloc(&self, bytes: u64) -> DriverResult<HostMemory> {
-        self.sim.host_alloc(bytes)
-    }
-    fn host_free(&self, memory: HostMemory) -> DriverResult<()> {
-        self.sim.host_free(memory)
-    }
-    fn copy_to_host(&self, dst: HostMemory, offset: u64, src: Address, bytes: u64) -> DriverResult<()> {
-        self.sim.copy_to_host(dst, offset, src, bytes)
-    }
-    fn copy_from_host(&self, dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()> {
-        self.sim.copy_from_host(dst, src, offset, bytes)
-    }
-    fn event_create(&self) -> DriverResult<EventHandle> {
-        self.sim.event_create()
-    }
-    fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {
-        self.sim.event_destroy(event)
-    }
-    fn event_record(&self, event: EventHandle, stream: StreamHandle) -> DriverResult<()> {
-        self.sim.event_record(event, stream)
-    }
-    fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
-        self.sim.event_query(event)
-    }
-    fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
-        self.sim.event_synchronize(event)
-    }
-    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {
-        self.sim.stream_wait_event(stream, event)
+    forward! {
+        ordinal() -> u32;
+        properties() -> &DeviceProperties;
+        mem_alloc(bytes: u64) -> DriverResult<Address>;
+        mem_free(address: Address) -> DriverResult<()>;
+        mem_info() -> DriverResult<MemoryInfo>;
+        address_reserve(bytes: u64) -> DriverResult<Address>;
+        address_free(address: Address, bytes: u64) -> DriverResult<()>;
+        handle_create(bytes: u64) -> DriverResult<MemoryHandle>;
+        handle_release(handle: MemoryHandle) -> DriverResult<()>;
+        map(address: Address, bytes: u64, handle: MemoryHandle) -> DriverResult<()>;
+        set_access(address: Address, bytes: u64) -> DriverResult<()>;
+        unmap(address: Address, bytes: u64) -> DriverResult<()>;
+        host_alloc(bytes: u64) -> DriverResult<HostMemory>;
+        host_free(memory: HostMemory) -> DriverResult<()>;
+        copy_to_host(dst: HostMemory, offset: u64, src: Address, bytes: u64) -> DriverResult<()>;
+        copy_from_host(dst: Address, src: HostMemory, offset: u64, bytes: u64) -> DriverResult<()>;
+        event_create() -> DriverResult<EventHandle>;
+        event_destroy(event: EventHandle) -> DriverResult<()>;
+        event_record(event: EventHandle, stream: StreamHandle) -> DriverResult<()>;
+        event_query(event: EventHandle) -> DriverResult<bool>;
+        event_synchronize(event: EventHandle) -> DriverResult<()>;
+        stream_wait_event(stream: StreamHandle, event: EventHandle) -> DriverResult<()>;
+        capture_frontier(stream: StreamHandle) -> DriverResult<Option<CaptureFrontier>>;
+        node_dependencies(graph: GraphHandle, node: NodeId) -> DriverResult<Vec<NodeId>>;
+        exchange_capture_mode(mode: CaptureMode) -> DriverResult<CaptureMode>;
+        now() -> u64;
     }
     fn capture_status(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
         let status = self.sim.capture_status(stream);
         self.at(Moment::AfterStatus);
         status
     }
-    fn capture_frontier(&self, stream: StreamHandle) -> DriverResult<Option<CaptureFrontier>> {
-        self.sim.capture_frontier(stream)
-    }
-    fn node_dependencies(&self, graph: GraphHandle, node: NodeId) -> DriverResult<Vec<NodeId>> {
-        self.sim.node_dependencies(graph, node)
-    }
-    fn exchange_capture_mode(&self, mode: CaptureMode) -> DriverResult<CaptureMode> {
-        self.sim.exchange_capture_mode(mode)
-    }
-    fn now(&self) -> u64 {
-        self.sim.now()
-    }
 }
 
 impl GraphDevice for Hooked {
+    forward! {
+        graph_nodes(graph: GraphHandle) -> DriverResult<Vec<Node>>;
+        graph_edges(graph: GraphHandle) -> DriverResult<Vec<Edge>>;
+        graph_destroy(graph: GraphHandle) -> DriverResult<()>;
+        instantiate(graph: GraphHandle, flags: InstantiateFlags) -> DriverResult<ExecHandle>;
+        graph_upload(exec: ExecHandle, stream: StreamHandle) -> DriverResult<()>;
+        graph_launch(exec: ExecHandle, stream: StreamHandle) -> DriverResult<()>;
+        exec_destroy(exec: ExecHandle) -> DriverResult<()>;
+        launch_host_function(stream: StreamHandle, function: HostFunction) -> DriverResult<()>;
+    }
     fn begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> DriverResult<()> {
         self.at(Moment::BeforeBegin);
         let begun = self.sim.begin_capture(stream, mode);
@@ -158,29 +118,5 @@ impl GraphDevice for Hooked {
         let ended = self.sim.end_capture(stream);
         self.at(Moment::AfterEnd);
         ended
-    }
-    fn graph_nodes(&self, graph: GraphHandle) -> DriverResult<Vec<Node>> {
-        self.sim.graph_nodes(graph)
-    }
-    fn graph_edges(&self, graph: GraphHandle) -> DriverResult<Vec<Edge>> {
-        self.sim.graph_edges(graph)
-    }
-    fn graph_destroy(&self, graph: GraphHandle) -> DriverResult<()> {
-        self.sim.graph_destroy(graph)
-    }
-    fn instantiate(&self, graph: GraphHandle, flags: InstantiateFlags) -> DriverResult<ExecHandle> {
-        self.sim.instantiate(graph, flags)
-    }
-    fn graph_upload(&self, exec: ExecHandle, stream: StreamHandle) -> DriverResult<()> {
-        self.sim.graph_upload(exec, stream)
-    }
-    fn graph_launch(&self, exec: ExecHandle, stream: StreamHandle) -> DriverResult<()> {
-        self.sim.graph_launch(exec, stream)
-    }
-    fn exec_destroy(&self, exec: ExecHandle) -> DriverResult<()> {
-        self.sim.exec_destroy(exec)
-    }
-    fn launch_host_function(&self, stream: StreamHandle, function: HostFunction) -> DriverResult<()> {
-        self.sim.launch_host_function(stream, function)
     }
 }
