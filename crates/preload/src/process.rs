@@ -91,7 +91,8 @@ pub(crate) fn current() -> Option<Arc<Context>> {
     served
 }
 
-/// What serves a stream: its own context, whichever is current. A default stream is the current context's.
+/// What serves a stream: its own context, whichever is current. A default stream is the current context's. A context that was never current where
+/// we saw it is the driver's business: memory of another one would not do.
 pub(crate) fn of_stream(stream: u64) -> Option<Arc<Context>> {
     let here = current();
     if stream <= StreamHandle::PER_THREAD.0 || here.as_ref().is_some_and(|context| context.knows_stream(stream)) {
@@ -102,7 +103,7 @@ pub(crate) fn of_stream(stream: u64) -> Option<Arc<Context>> {
     if unsafe { (driver()?.stream_get_ctx)(stream as *mut c_void, &mut context) } != 0 {
         return here;
     }
-    CONTEXTS.read().get(&(context as usize)).map_or(here, |known| known.served.clone())
+    CONTEXTS.read().get(&(context as usize)).and_then(|known| known.served.clone())
 }
 
 /// The context that knows something: the current one, or any other.

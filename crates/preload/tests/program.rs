@@ -111,6 +111,7 @@ fn allocations_are_served_and_everything_else_reaches_the_driver() {
     assert_eq!(with[3], "foreign 1 1 forwarded 1");
     assert_eq!(with[4], "streams 1");
     assert_eq!(with[6], "looked up 0", "a function that is looked up through the driver is ours, too");
+    assert_eq!(with[7], "unknown context 1", "the driver serves it");
     let own: Vec<i32> = with[5].split([' ', ',']).filter_map(|word| word.parse().ok()).collect();
     assert!((2..=4).contains(&own[0]) && own[1..] == [0, 0], "all is given back when a context ends: {with:?}");
 }

@@ -79,6 +79,9 @@ int main(int argc, char **argv) {
     looked_up = (int (*)(uint64_t *, size_t, void *))dlsym(opened, "cuMemAllocAsync");
     OK(looked_up(&a, 5000, stream)); OK(cuMemFreeAsync(a, stream));
     printf("looked up %ld\n", fake_calls("cuMemAllocAsync"));
+    /* A stream of a context that is gone: no other context's memory will do for it. */
+    OK(cuMemAllocAsync(&b, 5000, (void *)0x1008)); OK(cuMemFreeAsync(b, (void *)0x1008));
+    printf("unknown context %ld\n", fake_calls("cuMemAllocAsync"));
     if (argc > 1) {
         /* Ask for a snapshot, and go on once it is there. */
         FILE *file = NULL;
