@@ -277,6 +277,12 @@ impl StreamCore {
         self.marks.lock().back().copied()
     }
 
+    /// The event of the first closed mark that covers `mark`, for a stream to wait on; as [`newest_event`](Self::newest_event).
+    pub(crate) fn covering_event(&self, mark: u64) -> Option<EventHandle> {
+        let marks = self.marks.lock();
+        marks.get(marks.partition_point(|(m, _)| *m < mark)).map(|(_, event)| *event)
+    }
+
     /// Hands the events of a stream that nobody will poll again back to the cache.
     pub(crate) fn drop_marks<D: Device>(&self, driver: &Driver<D>) {
         let marks = std::mem::take(&mut *self.marks.lock());

@@ -102,6 +102,7 @@ pub struct Config {
     trim_above: Option<u64>,
     idle_decay: Option<u64>,
     wait_for_recorded: bool,
+    wait_for_streams: bool,
     quarantine: bool,
     virtual_memory: VirtualMemory,
     accepted: Vec<AcceptedOption>,
@@ -133,6 +134,7 @@ impl Config {
             trim_above: None,
             idle_decay: None,
             wait_for_recorded: false,
+            wait_for_streams: own,
             quarantine: false,
             virtual_memory: if own { VirtualMemory::WherePossible } else { VirtualMemory::Never },
             accepted: Vec::new(),
@@ -224,6 +226,7 @@ impl Config {
             (self.trim_above.is_some(), "trim_above"),
             (self.idle_decay.is_some(), "idle_decay"),
             (self.wait_for_recorded, "wait_for_recorded"),
+            (self.wait_for_streams, "wait_for_streams"),
             (self.quarantine, "quarantine"),
             (self.virtual_memory != VirtualMemory::Never, "virtual_memory"),
         ] {
@@ -279,6 +282,7 @@ mod tests {
                 (new().with_trim_above(0), "trim_above"),
                 (new().with_idle_decay(0), "idle_decay"),
                 (new().with_wait_for_recorded(true), "wait_for_recorded"),
+                (new().with_wait_for_streams(true), "wait_for_streams"),
                 (new().with_quarantine(true), "quarantine"),
                 (new().with_virtual_memory(VirtualMemory::WherePossible), "virtual_memory"),
             ] {

@@ -135,6 +135,14 @@ impl Config {
         self.wait_for_recorded
     }
 
+    /// Whether a request of the policy `pages` that would else take more of the driver than ever before may take what another stream has
+    /// freed before the device is done with it: its stream then waits for that on the device, so work of the two is in order that the
+    /// program did not order. No wait on the host, and none in a repetition. Default: yes, as in the driver's own pools.
+    #[must_use]
+    pub const fn wait_for_streams(&self) -> bool {
+        self.wait_for_streams
+    }
+
     /// For finding bugs: whether a freed block is held back until all streams that exist are idle. Default: no.
     #[must_use]
     pub const fn quarantine(&self) -> bool {
@@ -294,6 +302,13 @@ impl Config {
     #[must_use]
     pub fn with_wait_for_recorded(mut self, on: bool) -> Self {
         self.wait_for_recorded = on;
+        self
+    }
+
+    /// Sets [`wait_for_streams`](Self::wait_for_streams). The bit-exact policies do not have it.
+    #[must_use]
+    pub fn with_wait_for_streams(mut self, on: bool) -> Self {
+        self.wait_for_streams = on;
         self
     }
 

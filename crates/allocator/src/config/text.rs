@@ -8,7 +8,8 @@ const FRACTION: &str = "a fraction, such as 0.5";
 const SWITCH: &str = "on or off";
 const MILLISECONDS: &str = "milliseconds, such as 500";
 const NAMES: &str = "policy, preset, pytorch, memory_limit, memory_fraction, large_segment_size, garbage_collection_threshold, trim_above, \
-                     idle_decay_ms, bins, trim_before_growth, virtual_memory, wait_for_recorded, quarantine, caching";
+                     idle_decay_ms, bins, trim_before_growth, virtual_memory, wait_for_recorded, wait_for_streams, quarantine, \
+                     caching";
 
 impl Config {
     /// Reads `name=value` pairs separated by `;`, on top of the defaults of the policy that they name (`segments` without one). Spaces
@@ -68,6 +69,7 @@ impl Config {
                 self.with_virtual_memory(if on()? { VirtualMemory::WherePossible } else { VirtualMemory::Never })
             }
             "wait_for_recorded" => self.with_wait_for_recorded(on()?),
+            "wait_for_streams" => self.with_wait_for_streams(on()?),
             "quarantine" => self.with_quarantine(on()?),
             "caching" => self.with_caching(on()?),
             _ => return Err(setting(&pair(), NAMES)),
@@ -119,7 +121,7 @@ mod tests {
     fn every_setting_can_be_said() {
         let text = "policy=segments; memory_limit=3GiB; memory_fraction=0.5; large_segment_size=32MiB; \
                     garbage_collection_threshold=0.75; trim_above=64KiB; idle_decay_ms=7; bins=off; trim_before_growth=off; \
-                    virtual_memory=off; wait_for_recorded=on; caching=1";
+                    virtual_memory=off; wait_for_recorded=on; wait_for_streams=off; caching=1";
         let expected = Config::new(Policy::Segments)
             .with_memory_limit(3 << 30)
             .with_memory_fraction(0.5)
@@ -130,7 +132,8 @@ mod tests {
             .with_bins(false)
             .with_trim_before_growth(false)
             .with_virtual_memory(VirtualMemory::Never)
-            .with_wait_for_recorded(true);
+            .with_wait_for_recorded(true)
+            .with_wait_for_streams(false);
         assert_eq!(Config::parse_settings(text).unwrap(), expected);
         assert!(Config::parse_settings("quarantine=on").unwrap().quarantine());
         let pages = Config::parse_settings("policy=pages; preset=memory").unwrap();

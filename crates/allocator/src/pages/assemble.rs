@@ -10,16 +10,15 @@ use gpupool_device::{Address, Device, DriverResult};
 
 use super::cost;
 use super::leave::Leaving;
-use super::plan::{Candidate, PageRules, Target, choose, choose_covering, handle_sizes};
+use super::plan::{PageRules, Target, handle_sizes};
+use super::sources::Source;
 use super::table::{Handle, Piece};
 use crate::arena::{Arena, ArenaState, BlockId};
-use crate::counters::PoolCounters;
 use crate::error::AllocError;
 use crate::ids::{Part, PoolId};
 use crate::inner::{Inner, Request};
 use crate::ladder::Outcome;
 use crate::policy::SHORT_ABOVE;
-use crate::stream::StreamCore;
 use crate::totals::Refusal;
 use crate::units::{Units, to_bytes, to_units};
 
@@ -36,29 +35,8 @@ pub(crate) enum Haste {
     Waiting,
 }
 
-/// Pieces of one held block that move.
-struct Source<D: Device> {
-    arena: Arc<Arena<D>>,
-    block: BlockId,
-    address: Address,
-    bytes: u64,
-    part: Part,
-    pool: PoolId,
-    counters: Option<Arc<PoolCounters>>,
-    pieces: Vec<Piece>,
-    core: Arc<StreamCore>,
-    since: u64,
-}
-
-/// Where other free pieces may be: the default pool of an arena, or a pool that nobody uses.
-struct Elsewhere<D: Device> {
-    arena: Arc<Arena<D>>,
-    slot: u32,
-    pool: Option<PoolId>,
-}
-
 /// What is being put together. It ends in [`Inner::enter_assembly`] or in [`Inner::undo`].
-struct Assembly<D: Device> {
+pub(super) struct Assembly<D: Device> {
     target: Target,
     filled: BlockId,
     /// Held neighbours.
@@ -68,7 +46,7 @@ struct Assembly<D: Device> {
     /// Where the block for the request ends.
     end: Units,
     needs: Units,
-    sources: Vec<Source<D>>,
+    pub(super) sources: Vec<Source<D>>,
     fresh: Vec<Arc<Handle>>,
     promised: u64,
     /// Bytes at its front that are mapped and could not be unmapped.
@@ -253,7 +231,11 @@ impl<D: Device> Inner<D> {
                 return Ok(false);
             }
             if missing > 0 && (haste != Haste::Usual || self.raises_peak(to_bytes(missing))) {
-                missing = self.other_sources(assembly, rules, missing, haste == Haste::Waiting)?;
+                missing = self.other_sources(assembly, rules, missing, false)?;
+                missing = self.awaited_sources(assembly, request, rules, missing)?;
+                if haste == Haste::Waiting {
+                    missing = self.other_sources(assembly, rules, missing, true)?;
+                }
             }
         }
         if missing > 0 && !self.make_fresh(assembly, request, rules, missing)? {
@@ -266,104 +248,6 @@ impl<D: Device> Inner<D> {
         let totals = self.shared.totals.lock();
         let after = totals.held().saturating_add(bytes);
         after > totals.peak_held() || self.shared.config.trim_above().is_some_and(|mark| after > mark)
-    }
-
-    /// Pieces of the request's own stream: in order with it, so nothing is waited for.
-    fn own_sources(
-        &self,
-        assembly: &mut Assembly<D>,
-        request: &Request<D>,
-        rules: &PageRules,
-        missing: Units,
-        haste: Haste,
-    ) -> Result<Units, AllocError> {
-        if request.pool.is_some() || request.neutral.is_some() {
-            return Ok(missing);
-        }
-        let first = request.lane - request.part.index() as u32;
-        let arena = &request.arena;
-        for attempt in 0..2 {
-            let mut state = arena.lock();
-            let lanes: Vec<u32> = [first, first + 1].into_iter().filter(|l| state.may_move(*l)).collect();
-            let candidates = state.candidates(rules.page, &lanes);
-            let mut chosen = Vec::new();
-            let (rest, covers) = choose(candidates.clone(), missing, assembly.spare(), &mut chosen);
-            let pays = |c: &Candidate| c.units > rules.page && rules.cut_pays(c.offset, c.units, c.offset + rest);
-            let cuttable = covers.iter().copied().find(|c| pays(c) && state.may_cut(c));
-            if let Some(cover) = cuttable.filter(|_| attempt == 0) {
-                // Moved whole it would be pinned where the request ends.
-                let held = state.hold(cover.block, cover.offset, cover.offset + cover.units, &arena.counters);
-                drop(state);
-                self.recreate(request, rules, held, cover.offset + rest)?;
-                continue;
-            }
-            if rest > 0 && matches!(haste, Haste::Sparing { .. }) {
-                return Ok(rest);
-            }
-            let mut chosen = Vec::new();
-            let missing = choose_covering(candidates, missing, assembly.spare(), &mut chosen);
-            let sources = hold_sources(&mut state, arena, chosen);
-            drop(state);
-            assembly.sources.extend(sources);
-            return Ok(missing);
-        }
-        Ok(missing)
-    }
-
-    /// Pieces that the device is done with: of other streams, and of pools that nobody uses.
-    fn other_sources(
-        &self,
-        assembly: &mut Assembly<D>,
-        rules: &PageRules,
-        mut missing: Units,
-        wait: bool,
-    ) -> Result<Units, AllocError> {
-        let mut places: Vec<Elsewhere<D>> = Vec::new();
-        for arena in self.default_arenas() {
-            places.push(Elsewhere { arena, slot: 0, pool: None });
-        }
-        for pool in self.pools.freeable() {
-            self.join_eager(&pool, wait)?;
-            places.push(Elsewhere { arena: Arc::clone(&pool.arena), slot: pool.slot, pool: Some(pool.id) });
-        }
-        for Elsewhere { arena, slot, pool } in places {
-            if missing == 0 {
-                break;
-            }
-            arena.settle_leaving(wait)?;
-            let lanes: Vec<(u32, Arc<StreamCore>)> = {
-                let mut state = arena.lock();
-                if pool.is_none() && !arena.holds_default {
-                    continue;
-                }
-                state.flush_bins(&arena.counters);
-                let lanes = state.lanes.iter().enumerate().filter(|(_, l)| l.in_use && l.slot == slot);
-                lanes.map(|(at, l)| (at as u32, Arc::clone(&l.core))).collect()
-            };
-            for (lane, core) in lanes {
-                let newest = {
-                    let state = arena.lock();
-                    state.candidates(rules.page, &[lane]).iter().map(|c| c.since).max()
-                };
-                let Some(newest) = newest else { continue };
-                core.look(&self.shared, newest, wait)?;
-                let mut state = arena.lock();
-                if !state.lanes[lane as usize].in_use || pool.is_some_and(|id| !self.pools.is_freeable(id)) {
-                    continue;
-                }
-                let mut done = state.candidates(rules.page, &[lane]);
-                done.retain(|c| core.has_passed(c.since));
-                let mut chosen = Vec::new();
-                missing = choose_covering(done, missing, assembly.spare(), &mut chosen);
-                let sources = hold_sources(&mut state, &arena, chosen);
-                drop(state);
-                assembly.sources.extend(sources);
-                if missing == 0 {
-                    break;
-                }
-            }
-        }
-        Ok(missing)
     }
 
     /// New memory, a handle at a time. `false` if there is not enough.
@@ -451,7 +335,12 @@ impl<D: Device> Inner<D> {
         let sources = std::mem::take(&mut assembly.sources);
         for source in &sources {
             source.pieces.iter().for_each(|p| p.handle.mapped());
-            let done = |since| if source.core.has_passed(since) { 0 } else { since };
+            let done = |since| match source.awaited {
+                // The wait is the stream's work now.
+                true => request.core.stamp(),
+                false if source.core.has_passed(since) => 0,
+                false => since,
+            };
             pieces.extend(source.pieces.iter().map(|p| Piece { since: done(p.since), ..p.clone() }));
             let mut state = source.arena.lock();
             let (_, runs) = state.lift(source.block);
@@ -544,24 +433,9 @@ impl<D: Device> Inner<D> {
     }
 }
 
-impl<D: Device> Source<D> {
-    fn leaving(&self) -> Leaving {
-        Leaving {
-            block: self.block,
-            address: self.address,
-            bytes: self.bytes,
-            handles: self.pieces.iter().map(|p| Arc::clone(&p.handle)).collect(),
-            homeless: Vec::new(),
-            part: self.part,
-            core: Arc::clone(&self.core),
-            since: self.since,
-        }
-    }
-}
-
 impl<D: Device> Assembly<D> {
     /// Units that may be mapped beyond what is needed.
-    fn spare(&self) -> Units {
+    pub(super) fn spare(&self) -> Units {
         self.target.room - self.needs
     }
 
@@ -577,36 +451,4 @@ impl<D: Device> Assembly<D> {
     fn mapped_bytes(&self) -> u64 {
         to_bytes(self.moved_units()) + self.fresh.iter().map(|h| h.bytes).sum::<u64>()
     }
-}
-
-/// Holds the chosen pieces, a block for each stretch of neighbours.
-fn hold_sources<D: Device>(
-    state: &mut ArenaState,
-    arena: &Arc<Arena<D>>,
-    mut chosen: Vec<Candidate>,
-) -> Vec<Source<D>> {
-    // From the back of each block to its front, so that the block's record stays that of what is left in front.
-    chosen.sort_unstable_by_key(|c| (c.block, std::cmp::Reverse(c.offset)));
-    let mut stretches: Vec<(BlockId, Units, Units)> = Vec::new();
-    for c in chosen {
-        match stretches.last_mut() {
-            Some((block, start, _)) if *block == c.block && c.offset + c.units == *start => *start = c.offset,
-            _ => stretches.push((c.block, c.offset, c.offset + c.units)),
-        }
-    }
-    let mut out = Vec::new();
-    for (block, start, end) in stretches {
-        let lane = &state.lanes[state.blocks[block].lane as usize];
-        let (core, part, slot) = (Arc::clone(&lane.core), lane.part, lane.slot as usize);
-        let (pool, counters) = (state.slots[slot].pool, state.slots[slot].counters.clone());
-        let held = state.hold(block, start, end, &arena.counters);
-        let Some(segment) = state.segments.get(state.blocks[held].segment) else { continue };
-        let address = segment.memory.base.offset(to_bytes(start));
-        let pieces: Vec<Piece> =
-            segment.pages.iter().flat_map(|t| t.within(start, end)).map(|(_, p)| p.clone()).collect();
-        let since = pieces.iter().map(|p| p.since).max().unwrap_or(0);
-        let (arena, bytes) = (Arc::clone(arena), to_bytes(end - start));
-        out.push(Source { arena, block: held, address, bytes, part, pool, counters, pieces, core, since });
-    }
-    out
 }
