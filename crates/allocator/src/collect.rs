@@ -30,7 +30,7 @@ fn used(blocks: usize) -> Vec<BlockState> {
 impl ArenaState {
     /// A segment; one that is mapped in parts is shown as its parts. The blocks of one that is not are put into `room`: memory that is
     /// there already keeps nobody waiting.
-    fn segment_states(&self, id: u32, room: Vec<BlockState>) -> Vec<SegmentState> {
+    fn segment_states(&self, id: u32, room: &mut Vec<BlockState>) -> Vec<SegmentState> {
         let Some(s) = self.segments.get(id) else { return Vec::new() };
         if s.pages.is_some() {
             return self.run_states(s);
@@ -52,7 +52,7 @@ impl ArenaState {
                 Backing::Ordered { .. } => BackingKind::DriverPool,
             },
             handles: Vec::new(),
-            blocks: self.block_states(s.first, s.memory.base, None, room),
+            blocks: self.block_states(s.first, s.memory.base, None, std::mem::take(room)),
         }]
     }
 
@@ -142,9 +142,12 @@ impl<D: Device> Inner<D> {
                     }
                     let (at, mut copied) = {
                         let state = arena.lock();
-                        (self.shared.history.sequence(), state.segment_states(id, std::mem::take(&mut room)))
+                        (self.shared.history.sequence(), state.segment_states(id, &mut room))
                     };
-                    if let [one] = &mut copied[..] {
+                    // Taken, and so to be put back.
+                    if room.capacity() == 0
+                        && let [one] = &mut copied[..]
+                    {
                         room = std::mem::take(&mut one.blocks);
                         one.blocks = room.clone();
                         room.clear();

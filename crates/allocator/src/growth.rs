@@ -1,6 +1,7 @@
 //! Growth: a new segment from the driver, and memory taken from elsewhere in its place.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use gpupool_device::{Device, StreamHandle};
 
@@ -140,7 +141,7 @@ impl<D: Device> Inner<D> {
         }
         let mut found: Vec<(u64, Arc<Arena<D>>, Idle)> = Vec::new();
         for arena in self.default_arenas() {
-            if Arc::ptr_eq(&arena, &request.arena) {
+            if Arc::ptr_eq(&arena, &request.arena) || !wait && arena.is_barren() {
                 continue;
             }
             let idle = arena.idle_segments(|lane| lane.part == request.part && arena.is_default_slot(lane.slot));
@@ -184,7 +185,7 @@ impl<D: Device> Inner<D> {
 
     /// Serves the request from a free block of a stream that was retired and whose last work is done.
     pub(crate) fn take_from_retired(&self, request: &Request<D>) -> Option<Served<D>> {
-        if request.pool.is_some() {
+        if request.pool.is_some() || !self.shared.context.any_retired.load(Ordering::Acquire) {
             return None;
         }
         for arena in self.default_arenas() {
@@ -247,6 +248,10 @@ impl<D: Device> Arena<D> {
     pub(crate) fn idle_segments(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> Vec<Idle> {
         let mut state = self.lock();
         state.flush_bins(&self.counters);
+        if self.shared.rules.pages.is_none() && state.idle_in_order(|_| true).is_empty() {
+            self.note_barren(self.counters.changes());
+            return Vec::new();
+        }
         state.idle_in_order(pick)
     }
 

@@ -232,6 +232,9 @@ impl<D: Device> Inner<D> {
         }
         let mut found: Vec<(Arc<Arena<D>>, Idle)> = Vec::new();
         for arena in self.default_arenas() {
+            if arena.is_barren() {
+                continue;
+            }
             let idle = arena.idle_segments(|lane| arena.is_default_slot(lane.slot));
             found.extend(idle.into_iter().map(|i| (Arc::clone(&arena), i)));
         }

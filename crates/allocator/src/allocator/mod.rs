@@ -146,6 +146,7 @@ impl<D: Device> Allocator<D> {
             return Ok(());
         }
         stream.core.retire(&self.inner.shared.driver)?;
+        self.inner.shared.context.any_retired.store(true, std::sync::atomic::Ordering::Release);
         self.inner.streams.lock().retain(|_, s| s.core.id != stream.core.id);
         self.inner.forget_retired();
         Ok(())

@@ -25,6 +25,7 @@ mod validate;
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Weak};
 
 use gpupool_device::Device;
@@ -129,6 +130,8 @@ pub(crate) struct Arena<D: Device> {
     routed: Mutex<Vec<Weak<Arena<D>>>>,
     /// Where its memory is, and who moves it.
     pub(crate) idle: Idle,
+    /// What [`ArenaCounters::changes`] was when it had no free memory that others could be given.
+    barren: AtomicI64,
 }
 
 /// A capture's route, as far as one stream's requests go. Whether it still holds is looked up in the lane: that of a stream in a capture
@@ -154,9 +157,21 @@ impl<D: Device> Arena<D> {
             route: QuickMutex::new(Rank::Leaf, None),
             routed: Mutex::new(Rank::Leaf, Vec::new()),
             idle: Idle::new(),
+            barren: AtomicI64::new(-1),
         });
         core.keep(&arena);
         arena
+    }
+
+    /// Whether it had no free memory that others could be given, and nothing was freed since. A hint, so that a miss asks few of many
+    /// streams: who needs the last byte looks.
+    pub(crate) fn is_barren(&self) -> bool {
+        self.barren.load(Ordering::Relaxed) == self.counters.changes()
+    }
+
+    /// Notes that it had none at this state of its counters.
+    pub(crate) fn note_barren(&self, changes: i64) {
+        self.barren.store(changes, Ordering::Relaxed);
     }
 
     /// Its allocator has no use for it any more: from now on it is there as long as anything in it is live, or anybody refers to it. Call it

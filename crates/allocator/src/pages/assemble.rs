@@ -149,12 +149,15 @@ impl<D: Device> Inner<D> {
         generous: u64,
     ) -> Assembly<D> {
         let counters = &request.arena.counters;
-        let beside: Vec<BlockId> = [target.before, target.after].into_iter().flatten().collect();
+        let mut beside: Vec<BlockId> = [target.before, target.after].into_iter().flatten().collect();
         let lane = beside.first().map_or(request.neutral.unwrap_or(request.lane), |b| state.blocks[*b].lane);
         let begin = target.before.map_or(state.blocks[target.hole].offset, |b| state.blocks[b].offset);
+        // What lies behind the request may be moved for it.
+        let stop = begin.saturating_add(size);
+        beside.retain(|block| state.blocks[*block].offset < stop);
         for block in &beside {
             let (start, end) = (state.blocks[*block].offset, state.end_of(*block));
-            state.hold(*block, start, end, counters);
+            state.hold(*block, start, end.min(stop), counters);
         }
         let offset = state.blocks[target.hole].offset;
         let more = to_units(rules.round_up(generous / crate::units::UNIT) * crate::units::UNIT).unwrap_or(0);
@@ -168,7 +171,7 @@ impl<D: Device> Inner<D> {
             beside,
             address: base.offset(to_bytes(offset)),
             offset,
-            end: begin.saturating_add(size),
+            end: stop,
             needs,
             sources: Vec::new(),
             fresh: Vec::new(),
@@ -223,25 +226,38 @@ impl<D: Device> Inner<D> {
         grows_first: bool,
     ) -> Result<bool, AllocError> {
         let mut missing = assembly.needs;
-        if !grows_first {
+        let moves_own = !grows_first || self.moves_at_peak(request, rules, missing);
+        if moves_own {
             missing = self.own_sources(assembly, request, rules, missing, haste)?;
             if let Haste::Sparing { worth } = haste
                 && (missing > 0 || assembly.moves() * cost::MOVE > worth)
             {
                 return Ok(false);
             }
-            if missing > 0 && (haste != Haste::Usual || self.raises_peak(to_bytes(missing))) {
-                missing = self.other_sources(assembly, rules, missing, false)?;
-                missing = self.awaited_sources(assembly, request, rules, missing)?;
-                if haste == Haste::Waiting {
-                    missing = self.other_sources(assembly, rules, missing, true)?;
-                }
+        }
+        // Even in a repetition: what lies free on other streams would add up, a peak for each.
+        if missing > 0 && (haste != Haste::Usual || rules.worth > 0 && self.raises_peak(to_bytes(missing))) {
+            missing = self.other_sources(assembly, request, rules, missing, haste, false)?;
+            if !grows_first {
+                missing = self.awaited_sources(assembly, request, rules, missing, haste)?;
+            }
+            if haste == Haste::Waiting {
+                missing = self.other_sources(assembly, request, rules, missing, haste, true)?;
             }
         }
         if missing > 0 && !self.make_fresh(assembly, request, rules, missing)? {
             return Ok(false);
         }
         Ok(self.map_assembly(assembly).map(|()| true)?)
+    }
+
+    /// Whether a repetition's growth would raise the device's peak, and the moves that can be had instead are few.
+    fn moves_at_peak(&self, request: &Request<D>, rules: &PageRules, missing: Units) -> bool {
+        // Pieces are of all sizes up to the largest.
+        let handles = u64::from(missing / (rules.largest / 2).max(rules.page)) + 1;
+        rules.worth > 0
+            && self.raises_peak(to_bytes(missing))
+            && handles * cost::MOVE <= request.arena.lock().repetition.left_at_peak()
     }
 
     fn raises_peak(&self, bytes: u64) -> bool {

@@ -87,8 +87,10 @@ impl<D: Device> Inner<D> {
     pub(super) fn other_sources(
         &self,
         assembly: &mut Assembly<D>,
+        request: &Request<D>,
         rules: &PageRules,
         mut missing: Units,
+        haste: Haste,
         wait: bool,
     ) -> Result<Units, AllocError> {
         if missing == 0 {
@@ -96,7 +98,10 @@ impl<D: Device> Inner<D> {
         }
         let mut places: Vec<Elsewhere<D>> = Vec::new();
         for arena in self.default_arenas() {
-            places.push(Elsewhere { arena, slot: 0, pool: None });
+            // What it has itself was looked at before. Inside a capture nothing was.
+            if request.pool.is_some() || !Arc::ptr_eq(&arena, &request.arena) {
+                places.push(Elsewhere { arena, slot: 0, pool: None });
+            }
         }
         for pool in self.pools.freeable() {
             self.join_eager(&pool, wait)?;
@@ -105,6 +110,9 @@ impl<D: Device> Inner<D> {
         for Elsewhere { arena, slot, pool } in places {
             if missing == 0 {
                 break;
+            }
+            if haste == Haste::Usual && arena.is_barren() {
+                continue;
             }
             arena.settle_leaving(wait)?;
             let lanes: Vec<(u32, Arc<StreamCore>)> = {
@@ -116,12 +124,15 @@ impl<D: Device> Inner<D> {
                 let lanes = state.lanes.iter().enumerate().filter(|(_, l)| l.in_use && l.slot == slot);
                 lanes.map(|(at, l)| (at as u32, Arc::clone(&l.core))).collect()
             };
+            let seen = arena.counters.changes();
+            let mut any = false;
             for (lane, core) in lanes {
                 let newest = {
                     let state = arena.lock();
                     state.candidates(rules.page, &[lane]).iter().map(|c| c.since).max()
                 };
                 let Some(newest) = newest else { continue };
+                any = true;
                 core.look(&self.shared, newest, wait)?;
                 let mut state = arena.lock();
                 if !state.lanes[lane as usize].in_use || pool.is_some_and(|id| !self.pools.is_freeable(id)) {
@@ -138,6 +149,9 @@ impl<D: Device> Inner<D> {
                     break;
                 }
             }
+            if !any {
+                arena.note_barren(seen);
+            }
         }
         Ok(missing)
     }
@@ -150,12 +164,16 @@ impl<D: Device> Inner<D> {
         request: &Request<D>,
         rules: &PageRules,
         mut missing: Units,
+        haste: Haste,
     ) -> Result<Units, AllocError> {
         let waits = self.shared.config.wait_for_streams() && request.pool.is_none() && request.core.is_usable();
         if missing == 0 || !waits || self.shared.driver.capture_status(request.core.handle)?.is_capturing() {
             return Ok(missing);
         }
         for arena in self.default_arenas() {
+            if missing == 0 || haste == Haste::Usual && arena.is_barren() {
+                continue;
+            }
             let lanes: Vec<u32> = {
                 let state = arena.lock();
                 let others = |at: &u32| state.lanes[*at as usize].core.id != request.core.id && state.may_move(*at);
