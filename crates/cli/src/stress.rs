@@ -116,7 +116,11 @@ fn one(arguments: &Stress, limit: Limit, policy: Policy) -> Result<StressReport,
     };
     #[cfg(unix)]
     if let Some(path) = &arguments.socket {
-        return watched(path, run);
+        let ordinal = match arguments.device {
+            DeviceChoice::Sim => 0,
+            DeviceChoice::Cuda(ordinal) => ordinal,
+        };
+        return watched(path, ordinal, run);
     }
     run(&|_| ())
 }
@@ -125,12 +129,13 @@ fn one(arguments: &Stress, limit: Limit, policy: Policy) -> Result<StressReport,
 #[cfg(unix)]
 fn watched(
     path: &Path,
+    ordinal: u32,
     run: impl FnOnce(&dyn Fn(StatsOf)) -> Result<StressReport, Failure>,
 ) -> Result<StressReport, Failure> {
     let source: Arc<OnceLock<Option<StatsOf>>> = Arc::default();
     let told = Arc::clone(&source);
     // Whoever looks before there is anything to see waits for it.
-    let live = Live::serve(path, Arc::new(move || Some((0, told.wait().as_ref()?()?))))
+    let live = Live::serve(path, Arc::new(move || Some((ordinal, told.wait().as_ref()?()?))))
         .map_err(|error| Failure::Socket { path: path.to_owned(), error })?;
     eprintln!("gpupool: watch with `gpupool top {}`", path.display());
     let report = run(&|stats| drop(source.set(Some(stats))));

@@ -56,7 +56,17 @@ fn build(test: &str) -> Option<Built> {
         "-o",
         "libcuda.so.1",
     ]);
-    run(&["-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", &source("program.c"), "-o", "program", "./libcuda.so.1"]);
+    run(&[
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-D_GNU_SOURCE",
+        "-pthread",
+        &source("program.c"),
+        "-o",
+        "program",
+        "./libcuda.so.1",
+    ]);
     let program = folder.join("program");
     Some(Built { program, folder, library: library() })
 }
@@ -111,7 +121,8 @@ fn allocations_are_served_and_everything_else_reaches_the_driver() {
     assert_eq!(with[3], "foreign 1 1 forwarded 1");
     assert_eq!(with[4], "streams 1");
     assert_eq!(with[6], "looked up 0", "a function that is looked up through the driver is ours, too");
-    assert_eq!(with[7], "unknown context 1", "the driver serves it");
+    assert_eq!(with[7], "threads 0", "whoever frees what from where");
+    assert_eq!(with[8], "unknown context 1", "the driver serves it");
     let own: Vec<i32> = with[5].split([' ', ',']).filter_map(|word| word.parse().ok()).collect();
     assert!((2..=4).contains(&own[0]) && own[1..] == [0, 0], "all is given back when a context ends: {with:?}");
 }
@@ -124,7 +135,7 @@ fn what_the_environment_says_counts() {
     let text = String::from_utf8_lossy(&logged.stderr).into_owned();
     assert!(
         text.contains("serving device 0 (made-up GPU)")
-            && text.contains("3053 requests served")
+            && text.contains("27053 requests served")
             && text.contains("a context of the program's"),
         "{text}"
     );

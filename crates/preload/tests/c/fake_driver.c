@@ -2,6 +2,7 @@
  * space that nobody touches, work completes as it is submitted, captures and graphs are numbers. `fake_calls` tells what reached it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -10,15 +11,24 @@ typedef int R;
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_HANDLE = 400, NOT_SUPPORTED = 801 };
 
 static struct { const char *name; long count; } calls[64];
+/* A driver is called from many threads. */
+static char taken;
+static void lock(void) { while (__atomic_test_and_set(&taken, __ATOMIC_ACQUIRE)) sched_yield(); }
+static void unlock(void) { __atomic_clear(&taken, __ATOMIC_RELEASE); }
 static void called(const char *name) {
+    lock();
     for (int i = 0; i < 64; i++) {
         if (!calls[i].name) calls[i].name = name;
-        if (!strcmp(calls[i].name, name)) { calls[i].count++; return; }
+        if (!strcmp(calls[i].name, name)) { calls[i].count++; break; }
     }
+    unlock();
 }
 long fake_calls(const char *name) {
-    for (int i = 0; i < 64 && calls[i].name; i++) if (!strcmp(calls[i].name, name)) return calls[i].count;
-    return 0;
+    long count = 0;
+    lock();
+    for (int i = 0; i < 64 && calls[i].name; i++) if (!strcmp(calls[i].name, name)) count = calls[i].count;
+    unlock();
+    return count;
 }
 
 static __thread void *current;
@@ -51,12 +61,14 @@ static size_t used;
 R cuMemAlloc_v2(uint64_t *p, size_t n) {
     called(__func__);
     if (!n) return INVALID_VALUE;
-    if (used + n > (size_t)1 << 33) return OUT_OF_MEMORY;
-    used += n; *p = next; next += (n + 0xfffff) & ~(uint64_t)0xfffff;
-    return OK;
+    lock();
+    R code = used + n > (size_t)1 << 33 ? OUT_OF_MEMORY : OK;
+    if (!code) { used += n; *p = next; next += (n + 0xfffff) & ~(uint64_t)0xfffff; }
+    unlock();
+    return code;
 }
 R cuMemFree_v2(uint64_t p) { called(__func__); return p >> 40 ? OK : INVALID_VALUE; }
-R cuMemAllocAsync(uint64_t *p, size_t n, void *s) { (void)s; called(__func__); *p = next; next += (n + 0xfffff) & ~(uint64_t)0xfffff; return OK; }
+R cuMemAllocAsync(uint64_t *p, size_t n, void *s) { (void)s; called(__func__); *p = __atomic_fetch_add(&next, (n + 0xfffff) & ~(uint64_t)0xfffff, __ATOMIC_RELAXED); return OK; }
 R cuMemFreeAsync(uint64_t p, void *s) { (void)s; called(__func__); return p >> 40 ? OK : INVALID_VALUE; }
 R cuMemGetInfo_v2(size_t *f, size_t *t) { *t = (size_t)1 << 33; *f = *t - used; return OK; }
 R cuMemPoolGetAttribute(void *p, int a, void *v) { (void)p; (void)a; *(uint64_t *)v = 1000; return OK; }
@@ -65,16 +77,17 @@ R cuDeviceGetDefaultMemPool(void **p, int d) { (void)d; *p = &used; return OK; }
 R cuDeviceGetMemPool(void **p, int d) { (void)d; *p = &used; return OK; }
 
 static uintptr_t handles = 16;
+static uintptr_t fresh(void) { return __atomic_add_fetch(&handles, 16, __ATOMIC_RELAXED); }
 static struct { uintptr_t stream, capture, graph; } capturing;
 static uintptr_t captures;
 /* A stream's number says whose it is. */
-R cuStreamCreateWithPriority(void **s, unsigned f, int p) { (void)f; (void)p; *s = (void *)((handles += 16) + (current == &second ? 8 : 0)); return OK; }
+R cuStreamCreateWithPriority(void **s, unsigned f, int p) { (void)f; (void)p; *s = (void *)(fresh() + (current == &second ? 8 : 0)); return OK; }
 R cuStreamGetCtx(void *s, void **c) { *c = (uintptr_t)s & 8 ? &second : &primary; return OK; }
 R cuStreamDestroy_v2(void *s) { (void)s; called(__func__); return OK; }
 R cuStreamQuery(void *s) { (void)s; return OK; }
 R cuStreamSynchronize(void *s) { (void)s; return OK; }
 R cuStreamWaitEvent(void *s, void *e, unsigned f) { (void)s; (void)e; (void)f; return OK; }
-R cuEventCreate(void **e, unsigned f) { (void)f; *e = (void *)(handles += 16); return OK; }
+R cuEventCreate(void **e, unsigned f) { (void)f; *e = (void *)fresh(); return OK; }
 R cuEventDestroy_v2(void *e) { (void)e; return OK; }
 R cuEventRecord(void *e, void *s) { (void)e; (void)s; called(__func__); return OK; }
 R cuCtxRecordEvent(void *c, void *e) { (void)c; (void)e; called(__func__); return capturing.stream ? 900 : OK; }
@@ -95,7 +108,7 @@ R cuStreamGetCaptureInfo_v3(void *s, int *st, unsigned long long *id, void **g, 
 R cuStreamBeginCapture_v2(void *s, int m) {
     (void)m; called(__func__);
     if (capturing.stream) return 401;
-    capturing.stream = (uintptr_t)s + 1; capturing.capture = ++captures; capturing.graph = handles += 16;
+    capturing.stream = (uintptr_t)s + 1; capturing.capture = ++captures; capturing.graph = fresh();
     return OK;
 }
 R cuStreamEndCapture(void *s, void **g) {
@@ -104,12 +117,12 @@ R cuStreamEndCapture(void *s, void **g) {
     *g = (void *)capturing.graph; capturing.stream = 0;
     return OK;
 }
-R cuGraphInstantiateWithFlags(void **x, void *g, unsigned long long f) { (void)g; (void)f; called(__func__); *x = (void *)(handles += 16); return OK; }
+R cuGraphInstantiateWithFlags(void **x, void *g, unsigned long long f) { (void)g; (void)f; called(__func__); *x = (void *)fresh(); return OK; }
 R cuGraphLaunch(void *x, void *s) { (void)x; (void)s; called(__func__); return OK; }
 R cuGraphExecDestroy(void *x) { (void)x; called(__func__); return OK; }
 R cuGraphDestroy(void *g) { (void)g; called(__func__); return OK; }
-R cuGraphClone(void **c, void *g) { (void)g; called(__func__); *c = (void *)(handles += 16); return OK; }
-R cuGraphAddChildGraphNode(void **n, void *g, const void *d, size_t c, void *h) { (void)g; (void)d; (void)c; (void)h; called(__func__); *n = (void *)(handles += 16); return OK; }
+R cuGraphClone(void **c, void *g) { (void)g; called(__func__); *c = (void *)fresh(); return OK; }
+R cuGraphAddChildGraphNode(void **n, void *g, const void *d, size_t c, void *h) { (void)g; (void)d; (void)c; (void)h; called(__func__); *n = (void *)fresh(); return OK; }
 R cuGraphExecUpdate_v2(void *x, void *g, void *r) { (void)x; (void)g; (void)r; called(__func__); return OK; }
 
 R cuGetProcAddress_v2(const char *name, void **f, int v, unsigned long long flags, int *st) {

@@ -1,5 +1,6 @@
 /* A program that knows nothing of gpupool. It is linked against the driver (the made-up one), and says what reached it. */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,6 +20,33 @@ long fake_calls(const char *);
 
 #define CHECK(c) do { if (!(c)) { fprintf(stderr, "line %d: %s\n", __LINE__, #c); exit(1); } } while (0)
 #define OK(call) CHECK((call) == 0)
+
+static uint64_t handed[64];
+static void *churn(void *context) {
+    void *mine;
+    unsigned seed = (unsigned)(uintptr_t)&mine;
+    OK(cuCtxSetCurrent(context)); OK(cuStreamCreateWithPriority(&mine, 1, 0));
+    for (int i = 0; i < 3000; i++) {
+        uint64_t a, b;
+        seed = seed * 1664525u + 1013904223u;
+        OK(cuMemAllocAsync(&a, 1 + seed % 300000, i % 2 ? mine : NULL)); OK(cuMemAlloc_v2(&b, 1 + seed % 7000));
+        /* Somebody else's block for ours. */
+        a = __atomic_exchange_n(&handed[seed % 64], a, __ATOMIC_RELAXED);
+        if (a) OK(i % 3 ? cuMemFreeAsync(a, mine) : cuMemFree_v2(a));
+        OK(i % 5 ? cuMemFree_v2(b) : cuMemFreeAsync(b, mine));
+    }
+    OK(cuStreamDestroy_v2(mine));
+    return NULL;
+}
+/* Nothing is served where no context is current; what others got is found all the same. */
+static void *stray(void *unused) {
+    (void)unused;
+    for (int i = 0; i < 64; i++) {
+        uint64_t a = __atomic_exchange_n(&handed[i], 0, __ATOMIC_RELAXED);
+        if (a) OK(cuMemFree_v2(a));
+    }
+    return NULL;
+}
 
 int main(int argc, char **argv) {
     int device;
@@ -79,6 +107,12 @@ int main(int argc, char **argv) {
     looked_up = (int (*)(uint64_t *, size_t, void *))dlsym(opened, "cuMemAllocAsync");
     OK(looked_up(&a, 5000, stream)); OK(cuMemFreeAsync(a, stream));
     printf("looked up %ld\n", fake_calls("cuMemAllocAsync"));
+    /* Many threads, with blocks that one allocates and another frees, and one without a context. */
+    pthread_t threads[5];
+    for (int i = 0; i < 5; i++) CHECK(!pthread_create(&threads[i], NULL, i < 4 ? churn : stray, i < 4 ? context : NULL));
+    for (int i = 0; i < 5; i++) CHECK(!pthread_join(threads[i], NULL));
+    for (int i = 0; i < 64; i++) if (handed[i]) OK(cuMemFree_v2(handed[i]));
+    printf("threads %ld\n", fake_calls("cuMemAllocAsync"));
     /* A stream of a context that is gone: no other context's memory will do for it. */
     OK(cuMemAllocAsync(&b, 5000, (void *)0x1008)); OK(cuMemFreeAsync(b, (void *)0x1008));
     printf("unknown context %ld\n", fake_calls("cuMemAllocAsync"));
