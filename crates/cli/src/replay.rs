@@ -112,16 +112,18 @@ pub(crate) fn read_one(path: &Path) -> Result<Trace, Failure> {
 }
 
 fn read_with_notes(path: &Path) -> Result<WhatIf, Failure> {
+    let unread = |error| Failure::Read { path: path.to_owned(), error };
+    let mut file = File::open(path).map_err(unread)?;
     let mut begin = Vec::new();
-    let file = File::open(path).map_err(|error| Failure::Read { path: path.to_owned(), error })?;
-    // What cannot be read says so when it is read as a trace.
-    let _ = file.take(BEGINNING).read_to_end(&mut begin);
-    if !is_snapshot(&begin) {
-        return Ok(WhatIf { trace: Trace::read(path)?, notes: Vec::new() });
-    }
+    file.by_ref().take(BEGINNING).read_to_end(&mut begin).map_err(unread)?;
     let name = path.display().to_string();
-    let file = File::open(path).map_err(|error| Failure::Read { path: path.to_owned(), error })?;
-    Ok(what_if(&name, &Snapshot::read(&name, file)?)?)
+    // A pipe can be read once.
+    let whole = std::io::Cursor::new(begin.clone()).chain(file);
+    if is_snapshot(&begin) {
+        Ok(what_if(&name, &Snapshot::read(&name, whole)?)?)
+    } else {
+        Ok(WhatIf { trace: Trace::parse(&name, whole)?, notes: Vec::new() })
+    }
 }
 
 /// How many bytes of a file tell what it is.

@@ -215,6 +215,24 @@ fn events_that_are_left_out_of_a_history_are_told() {
 }
 
 #[test]
+#[cfg(unix)]
+fn what_comes_through_a_pipe_is_read_once() {
+    let from_pipe = |file: &str| {
+        let mut cat = Command::new("cat").arg(file).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let input = cat.stdout.take().unwrap();
+        let mut program = Command::new(env!("CARGO_BIN_EXE_gpupool"));
+        let output = program.args(["replay", "/dev/stdin", "--json"]).stdin(input).output().unwrap();
+        cat.wait().unwrap();
+        output
+    };
+    for file in [data("traces/seed_batches.trace.gz"), recorded("oom.pickle")] {
+        let output = from_pipe(&file);
+        assert_eq!(status(&output), 0, "{file}: {}", stderr(&output));
+    }
+    refused(&["replay", env!("CARGO_TARGET_TMPDIR")], "cannot read the file");
+}
+
+#[test]
 fn a_history_is_told_by_its_own_events() {
     let large = 40_u64 << 30;
     let events = [event("alloc", 4096, large), event("free_completed", 9 << 40, large), event("alloc", 5 << 40, large)];
