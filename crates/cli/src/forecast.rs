@@ -2,16 +2,27 @@
 
 use gpupool_replay::forecast::{TraceForecast, TraceForecastError, forecast_trace};
 use gpupool_replay::replay::Stopped;
+use gpupool_replay::trace::WhatIf;
 use serde::Serialize;
 
 use crate::Verdict;
 use crate::args::Forecast;
 use crate::failure::Failure;
 use crate::output::{print, print_json, table};
-use crate::replay::read_one;
+use crate::replay::read_with_notes;
 use crate::units::{bytes, count};
 
-/// What `--json` prints for a workload that does not fit.
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Fits<'a> {
+    /// What the trace does not tell, if it was made of a snapshot.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    notes: &'a [String],
+    #[serde(flatten)]
+    forecast: &'a TraceForecast,
+}
+
+/// What it prints for a workload that does not fit.
 #[derive(Serialize)]
 struct TooSmall<'a> {
     file: &'a str,
@@ -24,13 +35,14 @@ struct TooSmall<'a> {
 }
 
 pub(crate) fn run(arguments: &Forecast) -> Result<Verdict, Failure> {
-    let trace = read_one(&arguments.trace)?;
+    let WhatIf { trace, notes } = read_with_notes(&arguments.trace)?;
     match forecast_trace(&trace, arguments.capacity) {
         Ok(forecast) => {
             if arguments.json {
-                print_json(&forecast)?
+                print_json(&Fits { notes: &notes, forecast: &forecast })?
             } else {
-                print(&text(&forecast))?
+                let told: String = notes.iter().map(|note| format!("\n{}: {note}.", forecast.trace)).collect();
+                print(&format!("{}{}{told}", text(&forecast), if told.is_empty() { "" } else { "\n" }))?
             }
             Ok(Verdict::Good)
         }

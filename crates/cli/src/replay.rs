@@ -107,11 +107,7 @@ fn read(paths: &[std::path::PathBuf]) -> Result<Vec<WhatIf>, Failure> {
     paths.iter().map(|path| read_with_notes(path)).collect()
 }
 
-pub(crate) fn read_one(path: &Path) -> Result<Trace, Failure> {
-    Ok(read_with_notes(path)?.trace)
-}
-
-fn read_with_notes(path: &Path) -> Result<WhatIf, Failure> {
+pub(crate) fn read_with_notes(path: &Path) -> Result<WhatIf, Failure> {
     let unread = |error| Failure::Read { path: path.to_owned(), error };
     let mut file = File::open(path).map_err(unread)?;
     let mut begin = Vec::new();

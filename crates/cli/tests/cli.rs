@@ -174,6 +174,26 @@ fn a_forecast_that_does_not_fit_explains_itself() {
 }
 
 #[test]
+fn a_forecast_of_a_snapshot_says_what_its_history_does_not_tell() {
+    let file = recorded("graphs_shared.pickle");
+    let told = json(&gpupool(&["forecast", &file, "--json"]));
+    assert!(told["peak_reserved"].as_u64() > Some(0), "{told}");
+    assert!(told["notes"].to_string().contains("says nothing about graphs"), "{told}");
+    assert!(stdout(&gpupool(&["forecast", &file])).contains("says nothing about graphs"));
+    let trace = json(&gpupool(&["forecast", &data("traces/seed_batches.trace.gz"), "--json"]));
+    assert!(trace.get("notes").is_none() && !trace["pools"].as_array().unwrap().is_empty(), "{trace}");
+}
+
+#[test]
+fn a_file_of_another_kind_is_told_by_its_kind() {
+    let (trace, conform) = (data("traces/seed_batches.trace.gz"), data("conform/torch211-mix-1.jsonl.gz"));
+    refused(&["replay", &conform], "line 1: the format is \"conform-1\", not \"torch-trace-1\"");
+    refused(&["conform", &trace], "line 1: the format is \"torch-trace-1\", not \"conform-1\"");
+    refused(&["inspect", &trace], "this is a gzip file: unpack it, if there is a snapshot in it; traces are replayed");
+    refused(&["inspect", &data("../src/lib.rs")], "this is neither a pickle of protocols 2 to 5 nor JSON");
+}
+
+#[test]
 fn what_a_policy_refuses_names_the_file_and_the_line() {
     // Two captures that draw from one pool at a time, which the policy does not do, and a conf that it does not know.
     let header = HEADER.replace("\"allocs\": 2", "\"allocs\": 1").replace("\"t\"", "\"another name\"");

@@ -68,6 +68,12 @@ pub enum Problem {
     /// Values inside values without end.
     #[error("values lie in values more than {0} deep")]
     Depth(usize),
+    /// The file is packed.
+    #[error("this is a gzip file: unpack it, if there is a snapshot in it; traces are replayed")]
+    Packed,
+    /// The file is of neither kind.
+    #[error("this is neither a pickle of protocols 2 to 5 nor JSON")]
+    NeitherKind,
     /// The file is no JSON.
     #[error("this is not JSON: {0}")]
     Json(#[source] serde_json::Error),
@@ -195,7 +201,13 @@ impl Snapshot {
             return Err(whole(Problem::EmptyFile));
         }
         let mut tree = Tree::new(Budget::of_file(bytes.len() as u64));
-        let read = if bytes.first() == Some(&0x80) { pickle_read::read } else { json::read };
+        let read = match (bytes.trim_ascii_start().first(), &bytes[..]) {
+            (_, [0x80, ..]) => pickle_read::read,
+            (_, [0x1f, 0x8b, ..]) => return Err(whole(Problem::Packed)),
+            // What else JSON can be says so by its kind.
+            (Some(b'{' | b'[' | b'"' | b'-' | b'0'..=b'9' | b't' | b'f' | b'n'), _) => json::read,
+            _ => return Err(whole(Problem::NeitherKind)),
+        };
         let value = read(&bytes, &mut tree).map_err(whole)?;
         drop(bytes);
         convert::snapshot(tree, value).map_err(|wrong| ReadError {

@@ -153,6 +153,10 @@ fn other_files_are_told_apart() {
     let read = |bytes: &[u8]| Snapshot::read("f", bytes).unwrap_err();
     assert!(matches!(read(b"\x80\x04}").problem, Problem::Pickled { .. }));
     assert!(matches!(read(b"").problem, Problem::EmptyFile));
+    assert!(matches!(read(b"\x1f\x8b\x08").problem, Problem::Packed));
+    // A pickle of protocol 0, and text that is nothing.
+    assert!(matches!(read(b"(dp0\n.").problem, Problem::NeitherKind));
+    assert!(matches!(read(b" \n").problem, Problem::NeitherKind));
     assert_eq!(read(b"[]").to_string(), "f: an object is expected here, not a list");
     assert!(matches!(read(b"{\"segments\": [").problem, Problem::Json(_)));
     assert!(matches!(read("[".repeat(100_000).as_bytes()).problem, Problem::Json(_)));

@@ -65,11 +65,18 @@ fn parse(input: impl Read, line: &mut u64) -> Result<Trace, TraceProblem> {
 }
 
 fn header(text: &str) -> Result<Header, TraceProblem> {
-    let header: Header = serde_json::from_str(text).map_err(TraceProblem::Header)?;
-    if header.format != FORMAT {
-        return Err(TraceProblem::Format { found: excerpt(&header.format) });
+    // What names another format need not have this one's fields.
+    #[derive(serde::Deserialize)]
+    struct Named {
+        format: String,
     }
-    Ok(header)
+    let named: Result<Named, _> = serde_json::from_str(text);
+    if let Ok(Named { format }) = named
+        && format != FORMAT
+    {
+        return Err(TraceProblem::Format { found: excerpt(&format) });
+    }
+    serde_json::from_str(text).map_err(TraceProblem::Header)
 }
 
 /// What is known about an allocation.
