@@ -1,21 +1,34 @@
 //! Idle pools that lend, and what happens when memory is short.
 
-use gpupool_allocator::{AllocError, Config, IdleOptions, Lending, OnLoan, Policy, PoolError, Residency, Which};
+use gpupool_allocator::{
+    AllocError, Config, IdleOptions, Lending, OnLoan, Policy, PoolError, Residency, Stream, Which,
+};
 use gpupool_graph_capture::{CaptureOptions, LaunchError};
-use gpupool_sim_device::{Scheduler, SimConfig};
-use gpupool_tests::graph_bench::{EAGER, Lab, MIB};
-use gpupool_tests::idle_bench::{GRAPH, configs, everywhere, lab, serving};
+use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
+use gpupool_tests::graph_bench::{Block, EAGER, Lab, MIB};
+use gpupool_tests::idle_bench::{GRAPH, Serving, configs, everywhere, lab, serving};
+
+/// Lends before anything grows.
+fn lends() -> IdleOptions {
+    IdleOptions::new().with_lending(Lending::BeforeGrowth)
+}
+
+/// Two streams, and a graph on the first whose pool has these options, with what it reads: two runs of 12 MiB, and an output that is 6
+/// after a run.
+fn lender(lab: &Lab, options: IdleOptions) -> (Stream<SimDevice>, Stream<SimDevice>, Block, Serving) {
+    let (s, other) = (lab.stream(), lab.stream());
+    let input = lab.block(EAGER, 12 * MIB, &s);
+    lab.fill(&s, &input, 4);
+    let g = serving(lab, &s, &input, 12 * MIB);
+    lab.allocator.set_idle_options(g.pool, options).unwrap();
+    (s, other, input, g)
+}
 
 // Catalogue: 80.
 #[test]
 fn a_run_is_lent_or_the_replays_and_never_both() {
     everywhere(|lab| {
-        let (s, other) = (lab.stream(), lab.stream());
-        let input = lab.block(EAGER, 12 * MIB, &s);
-        lab.fill(&s, &input, 4);
-        let g = serving(lab, &s, &input, 12 * MIB);
-        let options = IdleOptions::new().with_lending(Lending::BeforeGrowth);
-        lab.allocator.set_idle_options(g.pool, options.clone()).unwrap();
+        let (s, other, _input, g) = lender(lab, lends());
         g.exec.launch(&s).unwrap();
         lab.wait(&s);
         let (before, reserved) = (lab.device.memory_in_use(), lab.reserved());
@@ -61,7 +74,6 @@ fn the_smallest_run_that_fits_is_lent_and_runs_count_and_not_segments() {
         let s = lab.stream();
         let input = lab.block(EAGER, 40 * MIB, &s);
         lab.fill(&s, &input, 1);
-        let lend = || IdleOptions::new().with_lending(Lending::BeforeGrowth);
         let large = serving(&lab, &s, &input, 40 * MIB);
         let (graph, exec, held) = lab.capture(&s, CaptureOptions::new(), || {
             // A free run of 16 MiB between two blocks that are held.
@@ -73,8 +85,8 @@ fn the_smallest_run_that_fits_is_lent_and_runs_count_and_not_segments() {
         exec.launch(&s).unwrap();
         large.exec.launch(&s).unwrap();
         lab.wait(&s);
-        lab.allocator.set_idle_options(large.pool, lend()).unwrap();
-        lab.allocator.set_idle_options(graph.pool(), lend()).unwrap();
+        lab.allocator.set_idle_options(large.pool, lends()).unwrap();
+        lab.allocator.set_idle_options(graph.pool(), lends()).unwrap();
         let before = lab.device.memory_in_use();
         let loan = lab.block(EAGER, 15 * MIB, &s);
         let pools = lab.allocator.state().pools;
@@ -90,12 +102,7 @@ fn the_smallest_run_that_fits_is_lent_and_runs_count_and_not_segments() {
 #[test]
 fn a_launch_that_may_wait_waits_for_the_loan_to_be_freed() {
     let lab = lab(Scheduler::InOrder, Config::new(Policy::Segments));
-    let (s, other) = (lab.stream(), lab.stream());
-    let input = lab.block(EAGER, 12 * MIB, &s);
-    lab.fill(&s, &input, 4);
-    let g = serving(&lab, &s, &input, 12 * MIB);
-    let options = IdleOptions::new().with_lending(Lending::BeforeGrowth).with_on_loan(OnLoan::Wait);
-    lab.allocator.set_idle_options(g.pool, options).unwrap();
+    let (s, other, _input, g) = lender(&lab, lends().with_on_loan(OnLoan::Wait));
     g.exec.launch(&s).unwrap();
     lab.wait(&s);
     let loan = lab.block(EAGER, 11 * MIB, &other);
@@ -152,12 +159,7 @@ fn idle_pools_are_parked_before_out_of_memory_is_reported() {
 fn a_launch_whose_order_is_the_callers_business_still_comes_after_what_borrowed() {
     use gpupool_graph_capture::{LaunchOptions, Sharing};
     everywhere(|lab| {
-        let (s, other) = (lab.stream(), lab.stream());
-        let input = lab.block(EAGER, 12 * MIB, &s);
-        lab.fill(&s, &input, 4);
-        let g = serving(lab, &s, &input, 12 * MIB);
-        let options = IdleOptions::new().with_lending(Lending::BeforeGrowth);
-        lab.allocator.set_idle_options(g.pool, options).unwrap();
+        let (s, other, _input, g) = lender(lab, lends());
         g.exec.launch(&s).unwrap();
         lab.wait(&s);
         let loan = lab.block(EAGER, 11 * MIB, &other);
@@ -173,12 +175,7 @@ fn a_launch_whose_order_is_the_callers_business_still_comes_after_what_borrowed(
 #[test]
 fn nothing_is_lent_to_a_stream_that_captures() {
     everywhere(|lab| {
-        let (s, other) = (lab.stream(), lab.stream());
-        let input = lab.block(EAGER, 12 * MIB, &s);
-        lab.fill(&s, &input, 4);
-        let g = serving(lab, &s, &input, 12 * MIB);
-        let options = IdleOptions::new().with_lending(Lending::BeforeGrowth);
-        lab.allocator.set_idle_options(g.pool, options).unwrap();
+        let (s, other, _input, g) = lender(lab, lends());
         let capture = lab.begin(&other, CaptureOptions::new());
         let outside = capture.outside().unwrap();
         let workspace = lab.block(EAGER, 11 * MIB, &other);
