@@ -44,7 +44,7 @@ const LEVEL: (i64, i64) = (7, 8);
 pub(crate) struct Repetition {
     /// Set when everything was freed: the most bytes that were active before.
     of_peak: Option<i64>,
-    /// Nanoseconds that pages took of the driver in this pass, and in the one before the repetitions.
+    /// Nanoseconds that pages took of the driver in this pass by the model's prices, and in the one before the repetitions.
     spent: u64,
     first: u64,
     /// What pages may hold beyond the peak, in sixteenths of it.
@@ -92,7 +92,7 @@ impl Repetition {
         }
     }
 
-    /// Pages took so long of the driver.
+    /// Pages took so long of the driver, by the model's prices.
     pub(crate) fn spent(&mut self, ns: u64) {
         self.spent = self.spent.saturating_add(ns);
     }

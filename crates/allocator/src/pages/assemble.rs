@@ -65,7 +65,6 @@ impl<D: Device> Inner<D> {
             self.decay()?;
         }
         let rules = self.rules_for(&rules, request.size);
-        let begun = self.shared.driver.device().now();
         let repeats = request.pool.is_none()
             && haste == Haste::Usual
             && request.arena.lock().grows_in_repetition(&rules, request.size, &request.arena.counters);
@@ -74,8 +73,7 @@ impl<D: Device> Inner<D> {
             return Ok(Outcome::Nothing);
         };
         let filled = self.fill_assembly(&mut assembly, request, &rules, haste, grows_first);
-        let spent = self.shared.driver.device().now().saturating_sub(begun);
-        request.arena.lock().repetition.spent(spent);
+        request.arena.lock().repetition.spent(assembly.price());
         match filled {
             Ok(true) => {}
             Ok(false) => {
@@ -458,6 +456,11 @@ impl<D: Device> Assembly<D> {
     /// Handles that are moved.
     fn moves(&self) -> u64 {
         self.sources.iter().map(|s| s.pieces.len() as u64).sum()
+    }
+
+    /// What putting it together takes of the driver, by the model's prices: a decision that went by the clock would differ from run to run.
+    fn price(&self) -> u64 {
+        self.moves() * cost::MOVE + self.fresh.iter().map(|handle| cost::make(handle.bytes)).sum::<u64>()
     }
 
     fn moved_units(&self) -> Units {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gpupool_device::{Address, Device, DriverResult};
 
 use super::assemble::Haste;
-use super::plan::{PageRules, handle_sizes};
+use super::plan::{PageRules, cut_price, handle_sizes};
 use super::table::{Handle, Piece};
 use crate::arena::{ArenaState, BlockId};
 use crate::error::AllocError;
@@ -83,11 +83,9 @@ impl<D: Device> Inner<D> {
             if core.has_passed(since) && !aliased {
                 let held = state.hold(block, start, start + units, counters);
                 drop(state);
-                let begun = self.shared.driver.device().now();
                 self.recreate(request, &rules, held, end)?;
-                let spent = self.shared.driver.device().now().saturating_sub(begun);
                 state = request.arena.lock();
-                state.repetition.spent(spent);
+                state.repetition.spent(cut_price(units));
             } else {
                 drop(state);
                 let worth = rules.pinned_worth(start, units, end);

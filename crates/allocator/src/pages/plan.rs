@@ -37,13 +37,17 @@ impl PageRules {
 
     /// Whether cutting a free handle where a block will end is worth its calls.
     pub(crate) fn cut_pays(&self, start: Units, units: Units, end: Units) -> bool {
-        let cost = cost::unmap(to_bytes(units)) + cost::release(to_bytes(units)) + 3 * cost::make(to_bytes(units));
-        self.pinned_worth(start, units, end) >= cost
+        self.pinned_worth(start, units, end) >= cut_price(units)
     }
 
     pub(crate) fn round_up(&self, units: u64) -> u64 {
         units.next_multiple_of(u64::from(self.page))
     }
+}
+
+/// What cutting a free handle takes of the driver, in nanoseconds, by the model's prices.
+pub(crate) fn cut_price(units: Units) -> u64 {
+    cost::unmap(to_bytes(units)) + cost::release(to_bytes(units)) + 3 * cost::make(to_bytes(units))
 }
 
 /// Where a request goes: the front of a hole, with what is free beside it.
