@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use gpupool_device::{Address, Device, Memory};
 
-use crate::arena::{ArenaCore, ArenaState, BlockId, Handed, Locked, NONE};
+use crate::arena::{ArenaCore, ArenaState, Binned, BlockId, Handed, Locked, NONE, arena_of, told, told_freed};
 use crate::error::FreeError;
 use crate::inner::Served;
 use crate::stream::{Stream, StreamCore, WorkMark};
+use crate::sync::QuickGuard;
 
 /// A block of GPU memory. Dropping it frees it, in the order of its own stream: work that was submitted there before may still use
 /// it, and nobody else gets it before that work is done.
@@ -160,13 +161,12 @@ impl<D: Device> Allocation<D> {
     ///
     /// [`FreeError::NotLive`] for a block that a restored checkpoint took away.
     pub fn free(mut self) -> Result<(), FreeError> {
-        self.release()
+        self.core.take().map_or(Ok(()), |core| self.release(core, core.lock()))
     }
 
-    fn release(&mut self) -> Result<(), FreeError> {
-        let Some(core) = self.core.take() else { return Ok(()) };
+    fn release(&self, core: &'static ArenaCore, locked: QuickGuard<'_, Locked>) -> Result<(), FreeError> {
         let not_live = FreeError::NotLive { address: self.address };
-        let Some(arena) = core.arena::<D>() else { return Err(not_live) };
+        let Some(arena) = arena_of::<D>(locked) else { return Err(not_live) };
         if self.block == NONE {
             arena.shared.free_direct(self.address);
             core.count_direct(false);
@@ -193,17 +193,35 @@ impl<D: Device> Memory for Allocation<D> {
 impl<D: Device> Drop for Allocation<D> {
     #[inline]
     fn drop(&mut self) {
-        let freed = self.core.is_none_or(|core| core.usual_free::<D>(self.block, self.generation));
-        if !freed {
-            self.drop_the_long_way();
+        let Some(core) = self.core else { return };
+        let Some(mut locked) = core.try_lock() else { return self.drop_after_others(core) };
+        match locked.free_into_bin(self.block, self.generation) {
+            Binned::Quietly => {}
+            Binned::WithNews => told_freed::<D>(locked, self.block),
+            Binned::No => self.drop_past_bin(core, locked),
         }
     }
 }
 
 impl<D: Device> Allocation<D> {
+    /// Somebody else has the lock.
+    #[cold]
     #[inline(never)]
-    fn drop_the_long_way(&mut self) {
-        if let Err(e) = self.release() {
+    fn drop_after_others(&self, core: &'static ArenaCore) {
+        self.drop_past_bin(core, core.lock());
+    }
+
+    #[inline(never)]
+    fn drop_past_bin(&self, core: &'static ArenaCore, mut locked: QuickGuard<'_, Locked>) {
+        if !locked.is_free_unusual() {
+            if locked.free_alone(self.block, self.generation) {
+                return told::<D>(locked, &[]);
+            }
+            if let Some(to_mark) = locked.free_with_uses(self.block, self.generation) {
+                return told::<D>(locked, &to_mark);
+            }
+        }
+        if let Err(e) = self.release(core, locked) {
             tracing::debug!(error = %e, "a handle outlived its block");
         }
     }

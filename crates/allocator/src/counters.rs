@@ -125,6 +125,9 @@ fn add(figure: &AtomicI64, n: i64) -> i64 {
 pub(crate) struct Counter {
     current: AtomicI64,
     decreases: AtomicI64,
+    /// Where it is one of an arena's most frequent figures: it may be this much without being anything new. At most what [`Peak`]s say, so that
+    /// one comparison can stand for several peaks.
+    watch: AtomicI64,
     peak: Peak,
     /// Increases and decreases at the last reset of accumulated figures.
     reset_at: [AtomicI64; 2],
@@ -161,12 +164,17 @@ impl Counter {
     }
 
     pub(crate) fn read(&self) -> Stat {
+        self.read_with(0)
+    }
+
+    /// As [`read`](Self::read), with so much that came and went beside what is counted here.
+    fn read_with(&self, beside: i64) -> Stat {
         let (increases, decreases) = self.raw();
         Stat {
             current: increases - decreases,
             peak: self.peak.most(),
-            allocated: increases - self.reset_at[0].load(Relaxed),
-            freed: decreases - self.reset_at[1].load(Relaxed),
+            allocated: increases + beside - self.reset_at[0].load(Relaxed),
+            freed: decreases + beside - self.reset_at[1].load(Relaxed),
         }
     }
 
@@ -175,9 +183,13 @@ impl Counter {
     }
 
     pub(crate) fn reset_accumulated(&self) {
+        self.reset_with(0);
+    }
+
+    fn reset_with(&self, beside: i64) {
         let (increases, decreases) = self.raw();
-        self.reset_at[0].store(increases, Relaxed);
-        self.reset_at[1].store(decreases, Relaxed);
+        self.reset_at[0].store(increases + beside, Relaxed);
+        self.reset_at[1].store(decreases + beside, Relaxed);
     }
 }
 
@@ -185,6 +197,8 @@ impl Counter {
 #[derive(Debug, Default)]
 pub(crate) struct CounterArray {
     parts: [Counter; 2],
+    /// As a part's, for both together.
+    watch: AtomicI64,
     peak: Peak,
 }
 
@@ -195,6 +209,32 @@ impl CounterArray {
         let (this, other) = (&self.parts[part.index()], &self.parts[1 - part.index()]);
         let current = this.add(n);
         this.peak.note(current) | self.peak.note(current + other.current())
+    }
+
+    /// Counts `n` in, and says whether that may be something new.
+    #[inline(always)]
+    fn passed(&self, part: Part, n: i64) -> bool {
+        let (this, other) = (&self.parts[part.index()], &self.parts[1 - part.index()]);
+        let here = this.add(n);
+        (here > this.watch.load(Relaxed)) | (here + other.current() > self.watch.load(Relaxed))
+    }
+
+    /// What each part, and both, may be without being anything new.
+    fn set_watch(&self, parts: [i64; 2], all: i64) {
+        self.parts.iter().zip(parts).for_each(|(part, most)| part.watch.store(most, Relaxed));
+        self.watch.store(all, Relaxed);
+    }
+
+    /// So much of another figure, which adds to this one in a peak, is new: by so much less may this one grow.
+    fn lower_watch(&self, part: Part, n: i64) {
+        add(&self.parts[part.index()].watch, -n);
+        add(&self.watch, -n);
+    }
+
+    /// Whether a part that was increased, or both, are more than is nothing new.
+    fn is_new(&self, part: Part) -> bool {
+        let this = &self.parts[part.index()];
+        this.current() > this.peak.watch() || self.current() > self.peak.watch()
     }
 
     /// A part was increased. Whether some figure is above its ceiling.
@@ -223,7 +263,12 @@ impl CounterArray {
     }
 
     pub(crate) fn read(&self) -> StatArray {
-        let (small_pool, large_pool) = (self.parts[0].read(), self.parts[1].read());
+        self.read_with([0; 2])
+    }
+
+    /// As [`read`](Self::read), with so much of each part that came and went beside what is counted here.
+    fn read_with(&self, beside: [i64; 2]) -> StatArray {
+        let [small_pool, large_pool] = [0, 1].map(|part| self.parts[part].read_with(beside[part]));
         let mut all = small_pool;
         all.add(large_pool);
         all.peak = self.peak();
@@ -235,7 +280,34 @@ impl CounterArray {
     }
 
     fn reset_accumulated(&self) {
-        self.parts.iter().for_each(Counter::reset_accumulated);
+        self.reset_with([0; 2]);
+    }
+
+    fn reset_with(&self, beside: [i64; 2]) {
+        self.parts.iter().zip(beside).for_each(|(part, beside)| part.reset_with(beside));
+    }
+}
+
+/// Blocks or bytes of a part that are live or in bins, but for what bins themselves do: hand-outs from bins and frees into them change
+/// nothing here, and so cost nothing. With what is live this gives what is in bins, and with what was ever handed out how much came out of
+/// bins.
+#[derive(Debug, Default)]
+struct PastBins {
+    /// Handed out from elsewhere.
+    came: AtomicI64,
+    /// No longer live and not binned either; or out of its bin without being handed out.
+    went: AtomicI64,
+}
+
+impl PastBins {
+    /// What is live or in bins.
+    fn current(&self) -> i64 {
+        self.came.load(Relaxed) - self.went.load(Relaxed)
+    }
+
+    /// What was handed out from bins, of all that was handed out.
+    fn of_bins(&self, handed_out: &Counter) -> i64 {
+        handed_out.raw().0 - self.came.load(Relaxed)
     }
 }
 
@@ -249,6 +321,12 @@ pub(crate) struct ActiveCounters {
 }
 
 impl ActiveCounters {
+    /// Whether a part that was increased, or both, are more than is nothing new.
+    fn is_new(&self, part: Part, handed: &CounterArray) -> bool {
+        let here = self.in_part(part.index(), handed);
+        here > self.peaks[part.index()].watch() || self.current(handed) > self.peak.watch()
+    }
+
     /// Blocks of a part were handed out, and `handed` has counted them. Whether some figure is above its ceiling.
     fn note(&self, part: Part, handed: &CounterArray) -> bool {
         let here = self.in_part(part.index(), handed);
@@ -290,45 +368,6 @@ impl ActiveCounters {
     }
 }
 
-/// A figure may be this much without being anything new: for each part, and for both. At most what [`Peak`]s say, so that one comparison
-/// can stand for several peaks.
-#[derive(Debug, Default)]
-struct Watch {
-    parts: [AtomicI64; 2],
-    all: AtomicI64,
-}
-
-impl Watch {
-    /// Counts `n` in, and says whether that may be something new.
-    #[inline(always)]
-    fn passed(&self, part: Part, array: &CounterArray, n: i64) -> bool {
-        let here = array.parts[part.index()].add(n);
-        let all = here + array.parts[1 - part.index()].current();
-        (here > self.parts[part.index()].load(Relaxed)) | (all > self.all.load(Relaxed))
-    }
-
-    fn set(&self, parts: [i64; 2], all: i64) {
-        self.parts.iter().zip(parts).for_each(|(watch, most)| watch.store(most, Relaxed));
-        self.all.store(all, Relaxed);
-    }
-
-    /// So much of another figure, which adds to this one in a peak, is new: by so much less may this one grow.
-    fn lower(&self, part: Part, n: i64) {
-        add(&self.parts[part.index()], -n);
-        add(&self.all, -n);
-    }
-}
-
-/// What each figure may be without being anything new.
-#[derive(Debug, Default)]
-struct Watches {
-    allocation: Watch,
-    allocated_bytes: Watch,
-    requested_bytes: Watch,
-    inactive_split: Watch,
-    inactive_split_bytes: Watch,
-}
-
 /// What an arena counts. Written under the arena's lock.
 #[derive(Debug, Default)]
 pub(crate) struct ArenaCounters {
@@ -340,9 +379,8 @@ pub(crate) struct ArenaCounters {
     inactive_split: CounterArray,
     inactive_split_bytes: CounterArray,
     oversize_allocations: Counter,
-    /// Blocks parked in bins, and their bytes.
-    binned: [AtomicI64; 2],
-    watches: Watches,
+    /// Blocks and bytes of each part.
+    past_bins: [[PastBins; 2]; 2],
     /// The most bytes that were handed out at once since [`start_recording`](Self::start_recording); `i64::MAX` when nobody records.
     recording: Recording,
     pub(crate) telling: Telling,
@@ -373,28 +411,52 @@ pub(crate) struct ArenaStats {
 }
 
 impl ArenaCounters {
-    /// A block was handed out.
-    #[inline(always)]
+    /// A block was handed out, from elsewhere than its bin.
     pub(crate) fn handed_out(&self, part: Part, bytes: i64, requested: i64) {
-        let new = self.watches.allocation.passed(part, &self.allocation, 1)
-            | self.watches.allocated_bytes.passed(part, &self.allocated_bytes, bytes)
-            | self.watches.requested_bytes.passed(part, &self.requested_bytes, requested);
-        if new {
+        for (past, n) in self.past_bins[part.index()].iter().zip([1, bytes]) {
+            add(&past.came, n);
+        }
+        if self.count_handed_out(part, bytes, requested) {
             self.note_handed_out(part);
         }
     }
 
-    /// Some figure may be at a new peak, or above its ceiling.
+    /// A block of a bin was handed out. Whether some figure may be at a new peak, or above its ceiling: then
+    /// [`note_handed_out`](Self::note_handed_out) comes next.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn handed_out_of_bin(&self, part: Part, bytes: i64, requested: i64) -> bool {
+        self.inactive_split.parts[part.index()].add(-1);
+        self.inactive_split_bytes.parts[part.index()].add(-bytes);
+        self.count_handed_out(part, bytes, requested)
+    }
+
+    #[inline(always)]
+    fn count_handed_out(&self, part: Part, bytes: i64, requested: i64) -> bool {
+        self.requested_bytes.parts[part.index()].add(requested);
+        self.allocation.passed(part, 1) | self.allocated_bytes.passed(part, bytes)
+    }
+
+    /// Notes what of the figures of a hand-out is at a new peak, or above its ceiling.
     #[cold]
     #[inline(never)]
-    fn note_handed_out(&self, part: Part) {
+    pub(crate) fn note_handed_out(&self, part: Part) {
+        let recording = &self.recording.0;
+        let is_new = self.allocation.is_new(part)
+            || self.allocated_bytes.is_new(part)
+            || self.requested_bytes.is_new(part)
+            || self.active.is_new(part, &self.allocation)
+            || self.active_bytes.is_new(part, &self.allocated_bytes)
+            || self.allocated_bytes.current() > recording.load(Relaxed);
+        if !is_new {
+            return;
+        }
         let above = self.allocation.note(part)
             | self.allocated_bytes.note(part)
             | self.requested_bytes.note(part)
             | self.active.note(part, &self.allocation)
             | self.active_bytes.note(part, &self.allocated_bytes);
         self.telling.note(above);
-        let recording = &self.recording.0;
         if recording.load(Relaxed) != i64::MAX {
             recording.store(recording.load(Relaxed).max(self.allocated_bytes.current()), Relaxed);
         }
@@ -416,47 +478,68 @@ impl ArenaCounters {
 
     /// Works out again which figures are nothing new. After a ceiling was lowered, a peak reset, or less is pending.
     pub(crate) fn rewatch(&self) {
-        let watches = &self.watches;
         let own = |array: &CounterArray| (array.parts.each_ref().map(|p| p.peak.watch()), array.peak.watch());
-        // What is handed out may be as much as makes neither a peak of its own nor one of what is active.
-        let with_active = |array: &CounterArray, active: &ActiveCounters| {
-            let (mut parts, all) = own(array);
-            let pending = active.pending.each_ref().map(Counter::current);
+        // What is handed out may be as much as makes neither a peak of its own nor one of what it is part of beside pending blocks.
+        let beside_pending = |parts: &mut [i64; 2], all: &mut i64, pending: &[Counter; 2], of: ([i64; 2], i64)| {
+            let pending = pending.each_ref().map(Counter::current);
             for part in 0..2 {
-                parts[part] = parts[part].min(active.peaks[part].watch().saturating_sub(pending[part]));
+                parts[part] = parts[part].min(of.0[part].saturating_sub(pending[part]));
             }
-            (parts, all.min(active.peak.watch().saturating_sub(pending[0] + pending[1])))
+            *all = (*all).min(of.1.saturating_sub(pending[0] + pending[1]));
         };
-        let (parts, all) = with_active(&self.allocation, &self.active);
-        watches.allocation.set(parts, all);
-        let (parts, all) = with_active(&self.allocated_bytes, &self.active_bytes);
-        watches.allocated_bytes.set(parts, all.min(self.recording.0.load(Relaxed)));
-        for (watch, array) in [
-            (&watches.requested_bytes, &self.requested_bytes),
-            (&watches.inactive_split, &self.inactive_split),
-            (&watches.inactive_split_bytes, &self.inactive_split_bytes),
-        ] {
+        let of_active = |active: &ActiveCounters| (active.peaks.each_ref().map(Peak::watch), active.peak.watch());
+        let (mut parts, mut all) = own(&self.allocation);
+        beside_pending(&mut parts, &mut all, &self.active.pending, of_active(&self.active));
+        self.allocation.set_watch(parts, all);
+        let (mut parts, mut all) = own(&self.allocated_bytes);
+        beside_pending(&mut parts, &mut all, &self.active_bytes.pending, of_active(&self.active_bytes));
+        // Bytes asked for are at most those handed out or pending, so what these may be stands for them.
+        beside_pending(&mut parts, &mut all, &self.active_bytes.pending, own(&self.requested_bytes));
+        self.allocated_bytes.set_watch(parts, all.min(self.recording.0.load(Relaxed)));
+        for array in [&self.inactive_split, &self.inactive_split_bytes] {
             let (parts, all) = own(array);
-            watch.set(parts, all);
+            array.set_watch(parts, all);
         }
     }
 
-    /// A block was freed, and is free.
-    #[inline(always)]
+    /// A block was freed, and is free; not in a bin, so far.
     pub(crate) fn freed(&self, part: Part, bytes: i64, requested: i64) {
+        self.count_freed(part, bytes, requested);
+        self.left(part, 1, bytes);
+    }
+
+    #[inline(always)]
+    fn count_freed(&self, part: Part, bytes: i64, requested: i64) {
         self.allocation.decrease(part, 1);
         self.allocated_bytes.decrease(part, bytes);
         self.requested_bytes.decrease(part, requested);
     }
 
+    /// A block was freed into its bin. Whether some figure may be at a new peak, or above its ceiling: then
+    /// [`note_split`](Self::note_split) comes next.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn freed_into_bin(&self, part: Part, bytes: i64, requested: i64) -> bool {
+        self.count_freed(part, bytes, requested);
+        self.is_inactive(part, bytes)
+    }
+
+    /// Blocks are no longer live and not in bins, or no longer in bins and not live.
+    fn left(&self, part: Part, blocks: i64, bytes: i64) {
+        for (past, n) in self.past_bins[part.index()].iter().zip([blocks, bytes]) {
+            add(&past.went, n);
+        }
+    }
+
     /// A block was freed, and is pending.
     pub(crate) fn became_pending(&self, part: Part, bytes: i64) {
+        self.left(part, 1, bytes);
         self.allocation.decrease(part, 1);
         self.allocated_bytes.decrease(part, bytes);
         self.active.pending[part.index()].increase(1);
         self.active_bytes.pending[part.index()].increase(bytes);
-        self.watches.allocation.lower(part, 1);
-        self.watches.allocated_bytes.lower(part, bytes);
+        self.allocation.lower_watch(part, 1);
+        self.allocated_bytes.lower_watch(part, bytes);
     }
 
     /// A pending block is free.
@@ -469,56 +552,45 @@ impl ArenaCounters {
     /// So many free blocks more in segments that hold others too, and their bytes, each as one movement.
     #[inline]
     pub(crate) fn split(&self, part: Part, blocks: i64, bytes: i64) {
-        let more = |watch: &Watch, array: &CounterArray, n: i64| match n {
-            1.. => watch.passed(part, array, n),
+        let more = |array: &CounterArray, n: i64| match n {
+            1.. => array.passed(part, n),
             0 => false,
             ..0 => {
                 array.decrease(part, -n);
                 false
             }
         };
-        let new = more(&self.watches.inactive_split, &self.inactive_split, blocks)
-            | more(&self.watches.inactive_split_bytes, &self.inactive_split_bytes, bytes);
+        let new = more(&self.inactive_split, blocks) | more(&self.inactive_split_bytes, bytes);
         if new {
             self.note_split(part);
         }
     }
 
-    /// Some figure of free blocks in segments that hold others too may be at a new peak, or above its ceiling.
+    /// Notes what of the figures of free blocks in segments that hold others too is at a new peak, or above its ceiling.
     #[cold]
     #[inline(never)]
-    fn note_split(&self, part: Part) {
+    pub(crate) fn note_split(&self, part: Part) {
         self.telling.note(self.inactive_split.note(part) | self.inactive_split_bytes.note(part));
         self.rewatch();
     }
 
-    /// A block went into a bin; `split` if its segment holds others too.
-    #[inline(always)]
-    pub(crate) fn went_into_bin(&self, part: Part, bytes: i64, split: bool) {
-        self.bin(1, bytes);
-        if split
-            && (self.watches.inactive_split.passed(part, &self.inactive_split, 1)
-                | self.watches.inactive_split_bytes.passed(part, &self.inactive_split_bytes, bytes))
-        {
+    /// A block that is not live went into a bin.
+    pub(crate) fn went_into_bin(&self, part: Part, bytes: i64) {
+        self.left(part, -1, -bytes);
+        if self.is_inactive(part, bytes) {
             self.note_split(part);
         }
     }
 
+    /// One more free block in a segment that holds others too. Whether some figure may be at a new peak, or above its ceiling.
     #[inline(always)]
-    fn bin(&self, blocks: i64, bytes: i64) {
-        let [count, sum] = &self.binned;
-        add(count, blocks);
-        add(sum, bytes);
+    fn is_inactive(&self, part: Part, bytes: i64) -> bool {
+        self.inactive_split.passed(part, 1) | self.inactive_split_bytes.passed(part, bytes)
     }
 
-    /// A block came out of a bin; `split` if it is no longer one of the free blocks in segments that hold others too.
-    #[inline(always)]
-    pub(crate) fn came_out_of_bin(&self, part: Part, bytes: i64, split: bool) {
-        self.bin(-1, -bytes);
-        if split {
-            self.inactive_split.decrease(part, 1);
-            self.inactive_split_bytes.decrease(part, bytes);
-        }
+    /// A block came out of a bin, and is not handed out so far: it still counts with the free blocks of its segment.
+    pub(crate) fn came_out_of_bin(&self, part: Part, bytes: i64) {
+        self.left(part, 1, bytes);
     }
 
     /// A block of at least the split limit was handed out.
@@ -540,7 +612,7 @@ impl ArenaCounters {
     /// Whether no block is live or pending.
     #[inline]
     pub(crate) fn is_unused(&self) -> bool {
-        self.allocation.current() == 0 && self.active.current(&self.allocation) == 0
+        self.allocation.current() == 0 && self.active.pending.iter().all(|part| part.current() == 0)
     }
 
     /// Whether a block is live.
@@ -568,31 +640,29 @@ impl ArenaCounters {
         ArenaStats {
             allocation: self.allocation.read(),
             active: self.active.read(&self.allocation),
-            inactive_split: self.inactive_split.read(),
+            inactive_split: self.inactive_split.read_with(self.out_of_bins(0, &self.allocation)),
             allocated_bytes: self.allocated_bytes.read(),
             active_bytes: self.active_bytes.read(&self.allocated_bytes),
-            inactive_split_bytes: self.inactive_split_bytes.read(),
+            inactive_split_bytes: self.inactive_split_bytes.read_with(self.out_of_bins(1, &self.allocated_bytes)),
             requested_bytes: self.requested_bytes.read(),
             oversize_allocations: self.oversize_allocations.read(),
-            binned: self.binned().0,
-            binned_bytes: self.binned().1,
+            // Each figure by itself is never less, but two that are read one after the other may be of two moments.
+            binned: self.binned().0.max(0),
+            binned_bytes: self.binned().1.max(0),
         }
     }
 
-    fn arrays(&self) -> [&CounterArray; 5] {
-        [
-            &self.allocation,
-            &self.allocated_bytes,
-            &self.requested_bytes,
-            &self.inactive_split,
-            &self.inactive_split_bytes,
-        ]
+    /// Blocks (0) or bytes (1) of each part that were ever handed out of bins. As many went into bins as free ones.
+    fn out_of_bins(&self, at: usize, handed_out: &CounterArray) -> [i64; 2] {
+        [0, 1].map(|part: usize| self.past_bins[part][at].of_bins(&handed_out.parts[part]))
     }
 
     /// Differs from what it was before if a block was handed out, freed or merged in between.
     pub(crate) fn changes(&self) -> i64 {
         let parts = self.allocation.parts.iter().chain(&self.inactive_split.parts).chain(&self.active.pending);
-        parts.map(|part| part.raw().0 + part.raw().1).sum()
+        let counted: i64 = parts.map(|part| part.raw().0 + part.raw().1).sum();
+        // What came and went of the second of these by bins is not counted there.
+        counted + 2 * self.out_of_bins(0, &self.allocation).iter().sum::<i64>()
     }
 
     /// Every figure that has a peak, in the order of [`Stats::of_arenas`](crate::Stats).
@@ -612,7 +682,8 @@ impl ArenaCounters {
 
     /// Blocks in bins, and their bytes.
     pub(crate) fn binned(&self) -> (i64, i64) {
-        (self.binned[0].load(Relaxed), self.binned[1].load(Relaxed))
+        let kept = |at: usize| self.past_bins.iter().map(|part| part[at].current()).sum::<i64>();
+        (kept(0) - self.allocation.current(), kept(1) - self.allocated_bytes.current())
     }
 
     /// Live blocks of at least the split limit.
@@ -621,7 +692,10 @@ impl ArenaCounters {
     }
 
     pub(crate) fn reset_accumulated(&self) {
-        self.arrays().into_iter().for_each(CounterArray::reset_accumulated);
+        let arrays = [&self.allocation, &self.allocated_bytes, &self.requested_bytes];
+        arrays.into_iter().for_each(CounterArray::reset_accumulated);
+        self.inactive_split.reset_with(self.out_of_bins(0, &self.allocation));
+        self.inactive_split_bytes.reset_with(self.out_of_bins(1, &self.allocated_bytes));
         self.oversize_allocations.reset_accumulated();
         self.active.reset_accumulated();
         self.active_bytes.reset_accumulated();
@@ -651,3 +725,6 @@ impl PoolCounters {
         Part::ALL.iter().any(|part| self.reserved_bytes.part(*part).raw().0 > 0)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@ use std::thread::ThreadId;
 use gpupool_device::{CaptureStatus, Device, StreamHandle};
 
 use crate::allocation::Allocation;
-use crate::arena::{Arena, ArenaCore, ArenaState, Handed, LaneKind, NO_CAPTURE, NONE, Source};
+use crate::arena::{Arena, ArenaCore, ArenaState, Handed, LaneKind, Locked, Source, Want, told, told_handed};
 use crate::captures::ReachSets;
 use crate::error::{AllocError, PoolError};
 use crate::history::Caller;
@@ -20,7 +20,7 @@ use crate::routing::Route;
 use crate::shared::{AGES, POLLS, RECORDS, Shared};
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
-use crate::sync::{Mutex, Rank};
+use crate::sync::{Mutex, QuickGuard, Rank};
 use crate::units::{UNIT, Units};
 
 /// Rounded sizes up to this many bytes are small.
@@ -322,48 +322,115 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// The usual request: nothing unusual is under way, the stream is not capturing or its capture's route is known, and the lane that the
-    /// request then goes to holds a block for it. `None`, with nothing changed, if the long way must be taken; `status` is then what the
-    /// driver said of the stream, if it was asked.
-    #[inline]
-    pub(crate) fn hit(
+    /// Whether nothing unusual concerns a request, but captures and whose the stream is: then it may go to the [lane](Source) it comes from,
+    /// and need look at nothing else.
+    #[inline(always)]
+    pub(crate) fn is_usual(&self, shared: &Shared<D>, stream: &StreamCore, requested: u64) -> bool {
+        // Bytes of zero are none of these, since one less is the most there is.
+        requested.wrapping_sub(1) < LARGEST
+            && stream.allocator == self.id
+            && shared.attention.get() & (AGES | RECORDS | POLLS) == 0
+            && shared.context.scopes.is_empty()
+    }
+
+    /// Where a usual request goes while captures may be under way: the core of its arena, the lane there, and what it wants. `None` if the
+    /// long way must be taken: the stream captures and the route is not known. `status` is what the driver said of the stream, if it was
+    /// asked.
+    #[inline(always)]
+    fn source(
         &self,
         requested: u64,
         stream: &Stream<D>,
         status: &mut Option<CaptureStatus>,
-    ) -> Option<(&'static ArenaCore, Handed)> {
+    ) -> Option<(&'static ArenaCore, Source, Want)> {
         let shared = &*self.shared;
-        // Bytes of zero are none of these, since one less is the most there is.
-        let usual = requested.wrapping_sub(1) < LARGEST && stream.core.allocator == self.id && stream.core.is_usable();
-        if !usual || shared.attention.get() & (AGES | RECORDS | POLLS) != 0 || !shared.context.scopes.is_empty() {
-            return None;
+        let outside = || (stream.arena.core, Source::of(stream), shared.want(requested, shared.rules.small_limit));
+        if shared.registry.is_quiet() {
+            return Some(outside());
         }
-        let mut capture = NO_CAPTURE;
-        if !shared.registry.is_quiet() {
-            capture = match *status.insert(shared.driver.capture_status(stream.core.handle).ok()?) {
-                CaptureStatus::None => NO_CAPTURE,
-                CaptureStatus::Active(capture) => capture,
-                CaptureStatus::Invalidated => return None,
-            };
-        }
-        let (core, from, small) = match capture {
-            NO_CAPTURE => {
-                let from = Source { lane: stream.lane, neutral: NONE, capture };
-                (stream.arena.core, from, shared.rules.small_limit)
-            }
-            _ => {
+        match *status.insert(shared.driver.capture_status(stream.core.handle).ok()?) {
+            CaptureStatus::None => Some(outside()),
+            CaptureStatus::Invalidated => None,
+            CaptureStatus::Active(capture) => {
                 let route = stream.arena.route();
                 let route = route.as_ref()?;
                 let from = Source { lane: route.lane, neutral: route.neutral, capture };
-                (route.arena.core, from, SMALL_LIMIT)
+                Some((route.arena.core, from, shared.want(requested, SMALL_LIMIT)))
             }
-        };
-        let size = shared.round(requested);
-        let part = if size <= small { Part::Small } else { Part::Large };
-        Some((core, core.hit::<D>(from, part, (size / UNIT) as Units, requested)?))
+        }
     }
 
-    /// Serves a request of more than zero bytes that was no [`hit`](Self::hit); `status` is what the driver said of the stream, if it was
+    /// A request of any kind that is not served by the shortest way: one on a thread's own stream; one that finds the lock taken; and all that
+    /// are unusual.
+    #[inline(never)]
+    pub(crate) fn alloc_beside(
+        self: &Arc<Self>,
+        requested: u64,
+        stream: &Stream<D>,
+    ) -> Result<Allocation<D>, AllocError> {
+        if self.is_usual(&self.shared, &stream.core, requested) && stream.core.is_usable() {
+            return self.alloc_beside_captures(requested, stream);
+        }
+        self.alloc_the_long_way(requested, stream, None)
+    }
+
+    /// A usual request while captures may be under way.
+    #[inline(never)]
+    pub(crate) fn alloc_beside_captures(
+        self: &Arc<Self>,
+        requested: u64,
+        stream: &Stream<D>,
+    ) -> Result<Allocation<D>, AllocError> {
+        let mut status = None;
+        if let Some((core, from, want)) = self.source(requested, stream, &mut status) {
+            let mut locked = core.lock();
+            if let Some((handed, news)) = locked.hand_out_of_bin(from, want) {
+                if news {
+                    told_handed::<D>(locked, want.part);
+                }
+                return Ok(Allocation::of(core, handed, requested));
+            }
+            if let Some(handed) = locked.hand_out_of_index(from, want) {
+                told::<D>(locked, &[]);
+                return Ok(Allocation::of(core, handed, requested));
+            }
+        }
+        self.alloc_the_long_way(requested, stream, status)
+    }
+
+    /// A usual request outside captures that its bin does not serve: from the free index, or the long way.
+    #[inline(never)]
+    pub(crate) fn alloc_past_bin(
+        self: &Arc<Self>,
+        stream: &Stream<D>,
+        want: Want,
+        mut locked: QuickGuard<'_, Locked>,
+    ) -> Result<Allocation<D>, AllocError> {
+        if let Some(handed) = locked.hand_out_of_index(Source::of(stream), want) {
+            told::<D>(locked, &[]);
+            return Ok(Allocation::of(stream.arena.core, handed, want.requested));
+        }
+        drop(locked);
+        self.alloc_the_long_way(want.requested, stream, None)
+    }
+
+    #[inline(never)]
+    fn alloc_the_long_way(
+        self: &Arc<Self>,
+        bytes: u64,
+        stream: &Stream<D>,
+        status: Option<CaptureStatus>,
+    ) -> Result<Allocation<D>, AllocError> {
+        if bytes == 0 {
+            return Ok(Allocation::null());
+        }
+        if !self.shared.config.caching() {
+            return self.alloc_uncached(bytes, stream);
+        }
+        Ok(Allocation::new(self.alloc(bytes, stream, status)?, bytes))
+    }
+
+    /// Serves a request of more than zero bytes that no shorter way did; `status` is what the driver said of the stream, if it was
     /// asked.
     pub(crate) fn alloc(
         self: &Arc<Self>,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use gpupool_device::{Address, Call, Device, DriverError, DriverResult, HostMemory, MemoryHandle, StreamHandle, code};
 
-use crate::arena::{Backing, Memory};
+use crate::arena::{Backing, Memory, Want};
 use crate::captures::CaptureRegistry;
 use crate::config::Config;
 use crate::context::Context;
@@ -23,7 +23,7 @@ use crate::stream::StreamCore;
 use crate::stream_ordered::DriverPool;
 use crate::sync::{Mutex, Rank};
 use crate::totals::Totals;
-use crate::units::{UNIT, to_bytes};
+use crate::units::{UNIT, Units, to_bytes};
 
 /// Ages of segments, over all devices of the process.
 static NEXT_REGISTRATION: AtomicU64 = AtomicU64::new(0);
@@ -137,6 +137,14 @@ impl<D: Device> Shared<D> {
             true => (requested + (UNIT - 1)) & !(UNIT - 1),
             false => self.config.rounding().round(requested),
         }
+    }
+
+    /// What a request of at most 2 TiB wants, by the limit of what is small where it goes.
+    #[inline(always)]
+    pub(crate) fn want(&self, requested: u64, small: u64) -> Want {
+        let size = self.round(requested);
+        let part = if size <= small { Part::Small } else { Part::Large };
+        Want { part, units: (size / UNIT) as Units, requested }
     }
 
     pub(crate) fn counts_ages(&self) -> bool {

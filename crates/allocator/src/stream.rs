@@ -74,6 +74,12 @@ impl StreamCore {
         self.only_from.is_none_or(|thread| thread == std::thread::current().id())
     }
 
+    /// Whether any thread may allocate on the stream.
+    #[inline(always)]
+    pub(crate) fn is_usable_by_all(&self) -> bool {
+        !self.is_retired() && self.only_from.is_none()
+    }
+
     /// Whether the calling thread may allocate on the stream.
     #[inline]
     pub(crate) fn is_usable(&self) -> bool {

@@ -179,6 +179,22 @@ impl<T> QuickMutex<T> {
         self.taken()
     }
 
+    /// The lock, if nobody has it.
+    #[inline(always)]
+    pub(crate) fn try_lock(&self) -> Option<QuickGuard<'_, T>> {
+        #[cfg(not(gpupool_shuttle))]
+        let inner = self.inner.try_lock()?;
+        #[cfg(gpupool_shuttle)]
+        let inner = self.inner.try_lock().ok()?;
+        #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
+        order::take(self.rank);
+        Some(QuickGuard {
+            inner,
+            #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
+            rank: self.rank,
+        })
+    }
+
     /// As [`lock`](Self::lock), while others of the same rank are held: only for who holds the lock of the peaks, and with it the right to.
     pub(crate) fn lock_beside_others(&self) -> QuickGuard<'_, T> {
         #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
@@ -190,10 +206,18 @@ impl<T> QuickMutex<T> {
     #[inline]
     fn taken(&self) -> QuickGuard<'_, T> {
         QuickGuard {
-            inner: self.inner.lock(),
+            inner: self.inner.try_lock().unwrap_or_else(|| self.wait()),
             #[cfg(debug_assertions)]
             rank: self.rank,
         }
+    }
+
+    /// Out of the way of who finds it free.
+    #[cfg(not(gpupool_shuttle))]
+    #[cold]
+    #[inline(never)]
+    fn wait(&self) -> quick::InnerGuard<'_, T> {
+        self.inner.lock()
     }
 
     #[cfg(gpupool_shuttle)]

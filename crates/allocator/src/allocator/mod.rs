@@ -5,10 +5,10 @@ mod pools;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use gpupool_device::{Address, CaptureStatus, Device, DriverPoolFigures, StreamHandle};
+use gpupool_device::{Address, Device, DriverPoolFigures, StreamHandle};
 
 use crate::allocation::Allocation;
-use crate::arena::Segment;
+use crate::arena::{ArenaCore, Handed, Locked, Segment, Source, Want, told_handed};
 use crate::captures::CaptureRegistry;
 use crate::config::{Allowed, Config, ConfigError, LimitSource, fraction_limit};
 use crate::counters::{ArenaCounters, PoolCounters};
@@ -24,7 +24,7 @@ use crate::shared::{AGES, RECORDS, Shared};
 use crate::state::State;
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
-use crate::sync::{Mutex, Rank};
+use crate::sync::{Mutex, QuickGuard, Rank};
 use crate::totals::{Limit, Totals};
 use crate::units::{UNIT, Units, to_bytes};
 
@@ -188,27 +188,33 @@ impl<D: Device> Allocator<D> {
     /// See [`AllocError`]. A failed call changes no live block, route or handle; cached memory may have been given back.
     #[inline]
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
-        let mut status = None;
-        match self.inner.hit(bytes, stream, &mut status) {
-            Some((core, handed)) => Ok(Allocation::of(core, handed, bytes)),
-            None => self.alloc_the_long_way(bytes, stream, status),
+        let inner = &self.inner;
+        // References first: they are not followed again after each look.
+        let (shared, on, core, from) = (&*inner.shared, &*stream.core, stream.arena.core, Source::of(stream));
+        if !(inner.is_usual(shared, on, bytes) && on.is_usable_by_all()) {
+            return inner.alloc_beside(bytes, stream);
+        }
+        if !shared.registry.is_quiet() {
+            return inner.alloc_beside_captures(bytes, stream);
+        }
+        let want = shared.want(bytes, shared.rules.small_limit);
+        let Some(mut locked) = core.try_lock() else { return inner.alloc_beside(bytes, stream) };
+        match locked.hand_out_of_bin(from, want) {
+            Some((handed, false)) => Ok(Allocation::of(core, handed, bytes)),
+            Some((handed, true)) => Self::alloc_with_news((core, locked), handed, want),
+            None => inner.alloc_past_bin(stream, want, locked),
         }
     }
 
+    #[cold]
     #[inline(never)]
-    fn alloc_the_long_way(
-        &self,
-        bytes: u64,
-        stream: &Stream<D>,
-        status: Option<CaptureStatus>,
+    fn alloc_with_news(
+        (core, locked): (&'static ArenaCore, QuickGuard<'_, Locked>),
+        handed: Handed,
+        want: Want,
     ) -> Result<Allocation<D>, AllocError> {
-        if bytes == 0 {
-            return Ok(Allocation::null());
-        }
-        if !self.config().caching() {
-            return self.inner.alloc_uncached(bytes, stream);
-        }
-        Ok(Allocation::new(self.inner.alloc(bytes, stream, status)?, bytes))
+        told_handed::<D>(locked, want.part);
+        Ok(Allocation::of(core, handed, want.requested))
     }
 
     /// Exactly the range that starts at `address`, if it lies in a free block that requests of `stream` would be served from; `None`

@@ -4,11 +4,13 @@
 //! it from there. A bin is a stack, so the block whose memory is warmest goes first.
 //!
 //! * **N1** Binned blocks are free: they count as free in every figure.
-//! * **N2** A lane bins at most [`MAX_BLOCKS`] blocks and [`MAX_BYTES`] bytes a bin; what exceeds that is merged at once.
+//! * **N2** A bin takes at most [`MAX_BLOCKS`] blocks and [`MAX_BYTES`] bytes; what exceeds that is merged at once.
 //! * **N3** Bins are emptied before the arena asks for more memory.
+//! * **N4** A binned block never fills its segment, which is larger than [`MAX_BYTES`]: so it counts with the free blocks of split segments,
+//!   and nobody need look.
 
 use super::{Block, BlockId, Blocks, NONE};
-use crate::units::{Units, to_bytes};
+use crate::units::{UNIT, Units};
 
 const SLOTS: usize = 64;
 /// Most blocks in one bin.
@@ -17,11 +19,27 @@ const MAX_BLOCKS: u32 = 64;
 /// doubled what `gnn_sampling` reserves in later turns.
 const MAX_BYTES: u64 = 1 << 20;
 
+/// A stack of blocks of one size. An empty one changes its size for whatever comes.
 #[derive(Clone, Copy, Debug)]
 struct Bin {
     size: Units,
     head: BlockId,
-    count: u32,
+    /// How many blocks more it takes.
+    room: u32,
+}
+
+impl Bin {
+    const EMPTY: Self = Self { size: 0, head: NONE, room: 0 };
+
+    /// Whether an empty bin is of this size from now on.
+    fn becomes(&mut self, size: Units) -> bool {
+        let room = ((MAX_BYTES / UNIT) as u32 / size.max(1)).min(MAX_BLOCKS);
+        let takes = self.head == NONE && room > 0;
+        if takes {
+            *self = Self { size, room, ..Self::EMPTY };
+        }
+        takes
+    }
 }
 
 /// On cache lines of their own.
@@ -42,7 +60,7 @@ const fn slot_of(size: Units) -> usize {
 
 impl Bins {
     pub(crate) fn new() -> Self {
-        Self { slots: Box::new(Slots([Bin { size: 0, head: NONE, count: 0 }; SLOTS])), count: 0 }
+        Self { slots: Box::new(Slots([Bin::EMPTY; SLOTS])), count: 0 }
     }
 
     /// Blocks in all bins.
@@ -50,62 +68,68 @@ impl Bins {
         self.count
     }
 
-    /// Takes a block of exactly `size`. O(1).
+    /// The block of exactly `size` that is the next to go, or [`NONE`]. O(1).
     #[inline(always)]
-    pub(crate) fn pop(&mut self, blocks: &Blocks, size: Units) -> Option<BlockId> {
-        let bin = &mut self.slots.0[slot_of(size)];
-        if bin.size != size || bin.count == 0 {
-            return None;
-        }
-        let id = bin.head;
-        bin.head = blocks.get(id)?.right;
-        bin.count -= 1;
+    pub(crate) fn first(&self, size: Units) -> BlockId {
+        let bin = &self.slots.0[slot_of(size)];
+        if bin.size == size { bin.head } else { NONE }
+    }
+
+    /// Takes out the [first](Self::first) block of that size. O(1).
+    #[inline(always)]
+    pub(crate) fn take(&mut self, first: &Block) {
+        let bin = &mut self.slots.0[slot_of(first.size)];
+        bin.head = first.right;
+        bin.room += 1;
         self.count -= 1;
-        Some(id)
+    }
+
+    /// Takes a block of exactly `size`. O(1).
+    pub(crate) fn pop(&mut self, blocks: &Blocks, size: Units) -> Option<BlockId> {
+        let id = self.first(size);
+        (id != NONE).then(|| {
+            self.take(&blocks[id]);
+            id
+        })
     }
 
     /// Keeps a block, unless its bin is full or holds another size. O(1).
-    #[inline(always)]
     pub(crate) fn push(&mut self, block: &mut Block, id: BlockId) -> bool {
-        let size = block.size;
-        let bin = &mut self.slots.0[slot_of(size)];
-        if u64::from(bin.count + 1) * to_bytes(size) > MAX_BYTES {
+        let bin = &mut self.slots.0[slot_of(block.size)];
+        if bin.size != block.size && !bin.becomes(block.size) {
             return false;
         }
-        if bin.count == 0 {
-            bin.size = size;
-            bin.head = NONE;
-        } else if bin.size != size || bin.count >= MAX_BLOCKS {
+        self.push_another(block, id)
+    }
+
+    /// As [`push`](Self::push), but not where the last block that the bin had was of another size. O(1).
+    #[inline(always)]
+    pub(crate) fn push_another(&mut self, block: &mut Block, id: BlockId) -> bool {
+        let bin = &mut self.slots.0[slot_of(block.size)];
+        if bin.size != block.size || bin.room == 0 {
             return false;
         }
         block.right = bin.head;
         bin.head = id;
-        bin.count += 1;
+        bin.room -= 1;
         self.count += 1;
         true
     }
 
     /// Empties all bins and returns what was in them, in a fixed order.
     pub(crate) fn drain(&mut self, blocks: &Blocks) -> Vec<BlockId> {
-        let mut out = Vec::with_capacity(self.count as usize);
-        for bin in self.slots.0.iter_mut() {
-            let mut at = bin.head;
-            for _ in 0..bin.count {
-                out.push(at);
-                at = blocks[at].right;
-            }
-            *bin = Bin { size: 0, head: NONE, count: 0 };
-        }
+        let out = self.ids(blocks);
+        self.slots.0.fill(Bin::EMPTY);
         self.count = 0;
         out
     }
 
-    /// The ids in all bins, for checks.
+    /// The ids in all bins.
     pub(crate) fn ids(&self, blocks: &Blocks) -> Vec<BlockId> {
-        let mut out = Vec::new();
-        for bin in self.slots.0.iter() {
+        let mut out = Vec::with_capacity(self.count as usize);
+        for bin in &self.slots.0 {
             let mut at = bin.head;
-            for _ in 0..bin.count {
+            while at != NONE {
                 out.push(at);
                 at = blocks[at].right;
             }

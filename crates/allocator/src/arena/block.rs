@@ -132,11 +132,6 @@ impl Blocks {
     }
 
     #[inline]
-    pub(crate) fn get(&self, id: BlockId) -> Option<&Block> {
-        self.records.get(id as usize)
-    }
-
-    #[inline]
     pub(crate) fn get_mut(&mut self, id: BlockId) -> Option<&mut Block> {
         self.records.get_mut(id as usize)
     }

@@ -14,20 +14,17 @@ use std::sync::{Arc, Weak};
 
 use gpupool_device::Device;
 
-use super::{Arena, ArenaRules, ArenaState, BlockId, Handed, Source};
+use super::{Arena, ArenaRules, ArenaState};
 use crate::counters::ArenaCounters;
 use crate::history::History;
-use crate::ids::Part;
-use crate::shared::{Attention, BINLESS, QUARANTINES, RECORDS, Shared};
-use crate::stream::StreamCore;
+use crate::shared::{Attention, Shared};
 use crate::sync::{Mutex, QuickGuard, QuickMutex, Rank};
-use crate::units::Units;
 
 /// Cores whose arenas are gone.
 static SPARE: Mutex<Vec<&'static ArenaCore>> = Mutex::new(Rank::Leaf, Vec::new());
 
 /// An arena of whatever device.
-type AnyArena = dyn Any + Send + Sync;
+pub(super) type AnyArena = dyn Any + Send + Sync;
 
 /// On cache lines of its own (in pairs, as they are fetched), so that threads with an arena each do not slow each other down.
 #[repr(align(128))]
@@ -37,7 +34,7 @@ pub(crate) struct ArenaCore(QuickMutex<Locked>);
 pub(crate) struct Locked {
     pub(crate) state: ArenaState,
     pub(crate) counters: Arc<ArenaCounters>,
-    attention: Arc<Attention>,
+    pub(super) attention: Arc<Attention>,
     /// The number of the allocator that the arena belongs to.
     pub(crate) allocator: u64,
 }
@@ -63,6 +60,11 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
+    /// What is kept.
+    pub(super) fn kept(&self) -> Option<Arc<AnyArena>> {
+        self.kept.clone()
+    }
+
     /// A block is live from now on.
     #[inline]
     pub(super) fn hold(&mut self) {
@@ -83,7 +85,8 @@ impl ArenaCore {
     }
 
     fn spare() -> &'static Self {
-        let spare = SPARE.lock().pop();
+        // A model checker's lock is of one run, and its tests run side by side.
+        let spare = if cfg!(gpupool_shuttle) { None } else { SPARE.lock().pop() };
         spare.unwrap_or_else(|| Box::leak(Box::new(Self(QuickMutex::new(Rank::Arena, Locked::vacant())))))
     }
 
@@ -111,14 +114,15 @@ impl ArenaCore {
         self.0.lock()
     }
 
+    /// The lock, if nobody has it.
+    #[inline(always)]
+    pub(crate) fn try_lock(&self) -> Option<QuickGuard<'_, Locked>> {
+        self.0.try_lock()
+    }
+
     /// The lock, for who holds that of the peaks.
     pub(super) fn lock_beside_others(&self) -> QuickGuard<'_, Locked> {
         self.0.lock_beside_others()
-    }
-
-    /// The arena, while it is kept.
-    pub(crate) fn arena<D: Device>(&self) -> Option<Arc<Arena<D>>> {
-        arena_of(self.lock())
     }
 
     /// Its allocator uses the arena from now on.
@@ -145,71 +149,12 @@ impl ArenaCore {
         drop(locked);
         drop(arena);
     }
-
-    /// Hands out a block of so many units; `None`, with nothing changed, if the long way must be taken. O(1), or O(log n).
-    #[inline(always)]
-    pub(crate) fn hit<D: Device>(&self, from: Source, part: Part, units: Units, requested: u64) -> Option<Handed> {
-        let mut guard = self.lock();
-        let Locked { state, counters, .. } = &mut *guard;
-        let handed = state.hit(from, part, units, requested, counters)?;
-        if counters.telling.is_due() {
-            told::<D>(guard, &[]);
-        }
-        Some(handed)
-    }
-
-    /// The usual free: nothing unusual is under way. Whether that was so; if not, nothing has changed and [`Arena::free`] must do it. O(1),
-    /// or O(log n).
-    #[inline(always)]
-    pub(crate) fn usual_free<D: Device>(&self, id: BlockId, generation: u32) -> bool {
-        let mut guard = self.lock();
-        let Locked { state, counters, attention, .. } = &mut *guard;
-        if attention.get() & (RECORDS | QUARANTINES | BINLESS) != 0 {
-            return false;
-        }
-        if !state.usual_free(id, generation, counters) {
-            return recorded_free::<D>(guard, id, generation);
-        }
-        if counters.telling.is_due() {
-            told::<D>(guard, &[]);
-        }
-        true
-    }
-}
-
-/// Frees a block that other streams used, outside captures; whether it was one. Policies with bins know captures by their streams, and
-/// let such blocks share events.
-#[inline(never)]
-fn recorded_free<D: Device>(mut guard: QuickGuard<'_, Locked>, id: BlockId, generation: u32) -> bool {
-    let Locked { state, counters, .. } = &mut *guard;
-    let Some(to_mark) = state.recorded_free(id, generation, counters) else { return false };
-    if !to_mark.is_empty() || counters.telling.is_due() {
-        told::<D>(guard, &to_mark);
-    }
-    true
-}
-
-/// What an arena has to tell, and the events on streams that its freed blocks wait for.
-#[cold]
-#[inline(never)]
-fn told<D: Device>(locked: QuickGuard<'_, Locked>, to_mark: &[Arc<StreamCore>]) {
-    if let Some(arena) = arena_of::<D>(locked) {
-        arena.mark_for_pending(to_mark);
-        arena.tell();
-    }
-}
-
-/// The arena that a core keeps. Gives the lock back.
-fn arena_of<D: Device>(locked: QuickGuard<'_, Locked>) -> Option<Arc<Arena<D>>> {
-    let kept = locked.state.keep.kept.clone();
-    drop(locked);
-    kept?.downcast().ok()
 }
 
 #[cfg(all(test, not(gpupool_shuttle)))]
 mod tests {
     use super::*;
-    use crate::arena::{Block, BlockState, NONE};
+    use crate::arena::{Block, BlockId, BlockState, NONE};
 
     fn record(core: &ArenaCore) -> (BlockId, u32) {
         let block = Block {

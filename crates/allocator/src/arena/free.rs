@@ -62,19 +62,9 @@ impl ArenaState {
             && bins.push(block, id)
         {
             block.state = BlockState::Binned;
-            counters.went_into_bin(part, to_bytes(block.size) as i64, block.is_split());
+            counters.went_into_bin(part, to_bytes(block.size) as i64);
             return;
         }
-        self.repetition.look(counters);
-        self.stamp(id);
-        self.merge(id, 0, 0, counters);
-    }
-
-    /// As [`free_now`](Self::free_now), for a block that its bin would not take.
-    pub(super) fn free_past_bin(&mut self, id: BlockId, counters: &ArenaCounters) {
-        let (part, bytes) = self.disowned(id, counters);
-        counters.freed(part, bytes, self.blocks[id].requested as i64);
-        self.repetition.block_freed(counters);
         self.repetition.look(counters);
         self.stamp(id);
         self.merge(id, 0, 0, counters);
@@ -150,15 +140,13 @@ impl ArenaState {
             let binned = bins.drain(blocks);
             any = true;
             for id in binned {
-                let block = &self.blocks[id];
-                let bytes = to_bytes(block.size) as i64;
-                let counted = if block.is_split() { (1, bytes) } else { (0, 0) };
+                let bytes = to_bytes(self.blocks[id].size) as i64;
                 // It is counted with the free blocks until it is merged.
-                counters.came_out_of_bin(self.lanes[lane].part, bytes, false);
+                counters.came_out_of_bin(self.lanes[lane].part, bytes);
                 // In no index while it is merged.
                 self.blocks[id].state = BlockState::Pending;
                 self.stamp(id);
-                self.merge(id, counted.0, counted.1, counters);
+                self.merge(id, 1, bytes, counters);
             }
         }
         any

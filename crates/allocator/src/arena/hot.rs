@@ -1,19 +1,24 @@
 //! The shortest way through an arena: a request that its bin serves, and a free that its bin takes.
 //!
-//! Each is one function that looks the block's record up once and writes what changes, with all that it calls put into it
-//! (`inline(always)` here, in `bins.rs` and in `counters.rs`: 40 instructions a pair); whatever is unusual is left to the long way
-//! (`place.rs`, `free.rs`), which does the same and more. `docs/hot-path.md` walks both, with the cost of each step.
+//! Each looks at everything once and writes what changes, with all that it calls put into it (`inline(always)` here, in `bins.rs` and in
+//! `counters.rs`). Every unusual turn leaves it for good: nothing is called in between that comes back, since then what is needed after
+//! it would have to be kept for all (50 instructions a pair). Whatever is unusual is left to the long way (`place.rs`, `free.rs`), which
+//! does the same and more. `docs/hot-path.md` walks both, with the cost of each step.
 
 use std::sync::Arc;
 
-use gpupool_device::CaptureId;
+use gpupool_device::{CaptureId, Device};
 
-use super::{ArenaState, BlockId, BlockState, Handed, LaneKind, NONE};
-use crate::counters::ArenaCounters;
+use super::{Arena, BlockId, BlockState, Handed, LaneKind, Locked, NO_CAPTURE, NONE};
 use crate::events::SHARE_BLOCKS;
 use crate::ids::Part;
-use crate::stream::StreamCore;
+use crate::shared::{BINLESS, QUARANTINES, RECORDS};
+use crate::stream::{Stream, StreamCore};
+use crate::sync::QuickGuard;
 use crate::units::{Units, to_bytes};
+
+/// What makes a free unusual.
+const UNUSUAL: u8 = RECORDS | QUARANTINES | BINLESS;
 
 /// Where a request that nothing unusual concerns is served from: the small lanes, beside which the large ones lie.
 #[derive(Clone, Copy, Debug)]
@@ -22,112 +27,172 @@ pub(crate) struct Source {
     pub(crate) lane: u32,
     /// In a capture the pool's neutral one, else [`NONE`].
     pub(crate) neutral: u32,
-    /// The capture that the lane must be of, or [`NO_CAPTURE`](super::NO_CAPTURE).
+    /// The capture that the lane must be of, or [`NO_CAPTURE`].
     pub(crate) capture: CaptureId,
 }
 
-impl ArenaState {
-    /// Hands out a block of `size` bytes: from the lane's bin of that size, else the best fit of its free index. `None`, with nothing
-    /// changed, if the long way must be taken. O(1), or O(log n).
+impl Source {
+    /// Outside captures.
     #[inline(always)]
-    pub(crate) fn hit(
-        &mut self,
-        from: Source,
-        part: Part,
-        units: Units,
-        requested: u64,
-        counters: &ArenaCounters,
-    ) -> Option<Handed> {
-        let (size, at) = (to_bytes(units), from.lane + part.index() as u32);
-        let lane = self.lanes.get_mut(at as usize)?;
+    pub(crate) fn of<D: Device>(stream: &Stream<D>) -> Self {
+        Self { lane: stream.lane, neutral: NONE, capture: NO_CAPTURE }
+    }
+}
+
+/// What a request wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want {
+    pub(crate) part: Part,
+    /// Rounded.
+    pub(crate) units: Units,
+    /// Bytes.
+    pub(crate) requested: u64,
+}
+
+/// What became of a block that was to go into its bin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Binned {
+    /// It is in its bin.
+    Quietly,
+    /// It is, and [`told_freed`] must come next.
+    WithNews,
+    /// Nothing has changed.
+    No,
+}
+
+impl Locked {
+    /// Hands out a block of exactly the wanted size from its lane's bin, and whether [`told_handed`] must come next. `None`, with nothing
+    /// changed, if there is none. O(1).
+    #[inline(always)]
+    pub(crate) fn hand_out_of_bin(&mut self, from: Source, want: Want) -> Option<(Handed, bool)> {
+        let Self { state, counters, .. } = self;
+        let lane = state.lanes.get_mut((from.lane + want.part.index() as u32) as usize)?;
         if lane.capture != from.capture {
             // The capture has just ended.
             return None;
         }
-        let binned = match &mut lane.bins {
-            Some(bins) if size < self.rules.max_split => bins.pop(&self.blocks, units),
-            _ => None,
-        };
-        let Some(id) = binned else { return self.index_hit(at, from.neutral, size, requested, counters) };
-        let block = self.blocks.get_mut(id)?;
+        let bins = lane.bins.as_mut()?;
+        let id = bins.first(want.units);
+        // There is no such block if there is none.
+        let block = state.blocks.get_mut(id)?;
+        let address = state.segments.address(block.segment, block.offset)?;
+        bins.take(block);
         block.state = BlockState::Live;
         block.generation = block.generation.wrapping_add(1);
-        block.requested = requested;
-        counters.came_out_of_bin(part, size as i64, block.is_split());
+        block.requested = want.requested;
+        let bytes = to_bytes(want.units);
+        let handed = Handed { block: id, generation: block.generation, address, bytes };
         // What a capture's bin holds was handed out in this capture before, so its range is noted already.
-        counters.handed_out(part, size as i64, requested as i64);
-        let address = self.segments.get(block.segment)?.memory.base.offset(to_bytes(block.offset));
-        Some(Handed { block: id, generation: block.generation, address, bytes: size })
+        let new = counters.handed_out_of_bin(want.part, bytes as i64, want.requested as i64);
+        Some((handed, new | counters.telling.is_due()))
     }
 
-    #[inline(never)]
-    fn index_hit(
-        &mut self,
-        lane: u32,
-        neutral: u32,
-        size: u64,
-        requested: u64,
-        counters: &ArenaCounters,
-    ) -> Option<Handed> {
-        let neutral = (neutral != NONE).then(|| neutral + self.lanes[lane as usize].part.index() as u32);
-        let block = self.take_indexed(lane, neutral, size)?;
-        let handed = self.hand_out(block, size, requested, counters)?;
-        self.blocks[handed.block].lane = lane;
+    /// Hands out the best fit of the lane's free index, or of the neutral one's; `None`, with nothing changed, if the long way must be taken.
+    /// O(log n).
+    pub(crate) fn hand_out_of_index(&mut self, from: Source, want: Want) -> Option<Handed> {
+        let Self { state, counters, .. } = self;
+        let part = want.part.index() as u32;
+        let lane = from.lane + part;
+        if state.lanes.get(lane as usize)?.capture != from.capture {
+            return None;
+        }
+        let neutral = (from.neutral != NONE).then(|| from.neutral + part);
+        let size = to_bytes(want.units);
+        let block = state.take_indexed(lane, neutral, size)?;
+        let handed = state.hand_out(block, size, want.requested, counters)?;
+        state.blocks[handed.block].lane = lane;
         Some(handed)
     }
 
-    /// As [`bin_free`](Self::bin_free), else merged and indexed: a free that nothing unusual concerns. Whether it was one; if not, nothing has
-    /// changed. O(1), or O(log n).
+    /// Frees a live block into its lane's bin, if nothing unusual is under way and nothing but its own stream used it. O(1).
     #[inline(always)]
-    pub(crate) fn usual_free(&mut self, id: BlockId, generation: u32, counters: &ArenaCounters) -> bool {
-        self.bin_free(id, generation, counters) || self.index_free(id, generation, counters)
-    }
-
-    #[inline(never)]
-    fn index_free(&mut self, id: BlockId, generation: u32, counters: &ArenaCounters) -> bool {
-        if !self.is_live(id, generation) || self.blocks[id].uses != NONE {
-            return false;
+    pub(crate) fn free_into_bin(&mut self, id: BlockId, generation: u32) -> Binned {
+        let Self { state, counters, attention, .. } = self;
+        let Some(block) = state.blocks.get_mut(id) else { return Binned::No };
+        let own = block.generation == generation && block.state == BlockState::Live && block.uses == NONE;
+        if !own || attention.get() & UNUSUAL != 0 {
+            return Binned::No;
         }
-        self.free_past_bin(id, counters);
-        true
-    }
-
-    /// Frees a block that other streams used, unless its lane is a capture's. The streams that an event must be recorded on; `None`, with
-    /// nothing changed, if it was none.
-    pub(super) fn recorded_free(
-        &mut self,
-        id: BlockId,
-        generation: u32,
-        counters: &ArenaCounters,
-    ) -> Option<Vec<Arc<StreamCore>>> {
-        if !self.is_live(id, generation) {
-            return None;
-        }
-        let block = &self.blocks[id];
-        if block.uses == NONE || self.lanes[block.lane as usize].kind == LaneKind::Capture {
-            return None;
-        }
-        self.request_free(id, counters);
-        Some(self.make_pending(id, SHARE_BLOCKS, counters))
-    }
-
-    /// Frees a live block into its lane's bin, if nothing but its own stream used it. Whether it did; if not, nothing has changed. O(1).
-    #[inline(always)]
-    fn bin_free(&mut self, id: BlockId, generation: u32, counters: &ArenaCounters) -> bool {
-        let Some(block) = self.blocks.get_mut(id) else { return false };
-        if block.generation != generation || block.state != BlockState::Live || block.uses != NONE {
-            return false;
-        }
-        let bytes = to_bytes(block.size);
-        let Some(lane) = self.lanes.get_mut(block.lane as usize) else { return false };
-        let Some(bins) = &mut lane.bins else { return false };
-        if bytes >= self.rules.max_split || !bins.push(block, id) {
-            return false;
+        let Some(lane) = state.lanes.get_mut(block.lane as usize) else { return Binned::No };
+        if !lane.bins.as_mut().is_some_and(|bins| bins.push_another(block, id)) {
+            return Binned::No;
         }
         block.state = BlockState::Binned;
-        counters.freed(lane.part, bytes as i64, block.requested as i64);
-        counters.went_into_bin(lane.part, bytes as i64, block.is_split());
-        self.repetition.block_freed(counters);
+        let new = counters.freed_into_bin(lane.part, to_bytes(block.size) as i64, block.requested as i64);
+        let quiet = state.repetition.block_freed_as_before(counters) & !new & !counters.telling.is_due();
+        if quiet { Binned::Quietly } else { Binned::WithNews }
+    }
+
+    /// Whether a free must look at more than its block.
+    pub(crate) fn is_free_unusual(&self) -> bool {
+        self.attention.get() & UNUSUAL != 0
+    }
+
+    /// A usual free of a block that nothing but its own stream used: into its bin even if that was of another size before, or merged and
+    /// indexed. Whether it was one; if not, nothing has changed. O(log n).
+    pub(crate) fn free_alone(&mut self, id: BlockId, generation: u32) -> bool {
+        let Self { state, counters, .. } = self;
+        if !state.is_live(id, generation) || state.blocks[id].uses != NONE {
+            return false;
+        }
+        state.free_now(id, counters);
         true
     }
+
+    /// A usual free of a block that other streams used, unless its lane is a capture's. Policies with bins know captures by their streams, and
+    /// let such blocks share events. The streams that an event must be recorded on; `None`, with nothing changed, if it was no such free.
+    pub(crate) fn free_with_uses(&mut self, id: BlockId, generation: u32) -> Option<Vec<Arc<StreamCore>>> {
+        let Self { state, counters, .. } = self;
+        if !state.is_live(id, generation) {
+            return None;
+        }
+        let block = &state.blocks[id];
+        if block.uses == NONE || state.lanes[block.lane as usize].kind == LaneKind::Capture {
+            return None;
+        }
+        state.request_free(id, counters);
+        Some(state.make_pending(id, SHARE_BLOCKS, counters))
+    }
+}
+
+/// After a hand-out: notes what is new, gives the lock back, and tells what has to be told.
+#[cold]
+#[inline(never)]
+pub(crate) fn told_handed<D: Device>(locked: QuickGuard<'_, Locked>, part: Part) {
+    locked.counters.note_handed_out(part);
+    told::<D>(locked, &[]);
+}
+
+/// After a free into a bin: as [`told_handed`].
+#[cold]
+#[inline(never)]
+pub(crate) fn told_freed<D: Device>(mut locked: QuickGuard<'_, Locked>, id: BlockId) {
+    let Locked { state, counters, .. } = &mut *locked;
+    counters.note_split(state.lanes[state.blocks[id].lane as usize].part);
+    state.repetition.block_freed(counters);
+    told::<D>(locked, &[]);
+}
+
+/// Gives the lock back, tells what has to be told, and records events on streams that freed blocks wait for.
+#[inline]
+pub(crate) fn told<D: Device>(locked: QuickGuard<'_, Locked>, to_mark: &[Arc<StreamCore>]) {
+    if !to_mark.is_empty() || locked.counters.telling.is_due() {
+        tell::<D>(locked, to_mark);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn tell<D: Device>(locked: QuickGuard<'_, Locked>, to_mark: &[Arc<StreamCore>]) {
+    if let Some(arena) = arena_of::<D>(locked) {
+        arena.mark_for_pending(to_mark);
+        arena.tell();
+    }
+}
+
+/// The arena that a core keeps. Gives the lock back.
+pub(crate) fn arena_of<D: Device>(locked: QuickGuard<'_, Locked>) -> Option<Arc<Arena<D>>> {
+    let kept = locked.state.keep.kept();
+    drop(locked);
+    kept?.downcast().ok()
 }

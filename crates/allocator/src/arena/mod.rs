@@ -44,7 +44,7 @@ use crate::units::Units;
 
 pub(crate) use block::{Block, BlockId, BlockState, Blocks, NONE};
 pub(crate) use core::{ArenaCore, Keep, Locked};
-pub(crate) use hot::Source;
+pub(crate) use hot::{Binned, Source, Want, arena_of, told, told_freed, told_handed};
 pub(crate) use lane::{Lane, LaneKind, NO_CAPTURE};
 pub(crate) use place::Handed;
 pub(crate) use repetition::Repetition;

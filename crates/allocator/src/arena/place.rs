@@ -46,7 +46,7 @@ impl ArenaState {
             && let Some(id) = bins.pop(blocks, to_units(size)?)
         {
             // It is counted with the free blocks until it is placed.
-            counters.came_out_of_bin(lanes[lane as usize].part, size as i64, false);
+            counters.came_out_of_bin(lanes[lane as usize].part, size as i64);
             return Some(id);
         }
         self.take_indexed(lane, neutral, size)
@@ -147,7 +147,7 @@ impl ArenaState {
         if bytes >= self.rules.max_split {
             counters.oversize_handed_out();
         }
-        let address = self.segments.get(block.segment)?.memory.base.offset(to_bytes(block.offset));
+        let address = self.segments.address(block.segment, block.offset)?;
         let slot = &mut self.slots[lane.slot as usize];
         if self.rules.shared
             && let Some(pool) = &slot.counters

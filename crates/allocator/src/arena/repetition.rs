@@ -78,6 +78,20 @@ impl Repetition {
         }
     }
 
+    /// As [`block_freed`](Self::block_freed), if all that there is to note is that everything is free once more. Whether it was; if not, nothing
+    /// has changed.
+    #[inline(always)]
+    pub(super) fn block_freed_as_before(&mut self, counters: &ArenaCounters) -> bool {
+        if !counters.is_unused() {
+            return true;
+        }
+        let as_before = self.spent == 0 && self.of_peak.is_some();
+        if as_before {
+            self.of_peak = Some(counters.active_peak_bytes());
+        }
+        as_before
+    }
+
     /// Everything is free: how much room pages have in the next pass. What the driver took in this one says whether it was enough.
     #[cold]
     fn pass_ended(&mut self) {

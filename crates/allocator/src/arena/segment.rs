@@ -10,6 +10,7 @@ use crate::ids::{Part, StreamId};
 use crate::index::TieBreak;
 use crate::pages::PageTable;
 use crate::provider::SegmentProvider;
+use crate::units::{Units, to_bytes};
 
 /// What is behind a segment's addresses, and so how it is given back.
 #[derive(Clone)]
@@ -83,17 +84,22 @@ pub(crate) struct Segment {
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     slots: Vec<Option<Segment>>,
+    /// Where each starts, which every hand-out asks.
+    bases: Vec<Address>,
     vacant: Vec<u32>,
 }
 
 impl Segments {
     pub(crate) fn insert(&mut self, segment: Segment) -> u32 {
+        let base = segment.memory.base;
         match self.vacant.pop() {
             Some(id) => {
+                self.bases[id as usize] = base;
                 self.slots[id as usize] = Some(segment);
                 id
             }
             None => {
+                self.bases.push(base);
                 self.slots.push(Some(segment));
                 self.slots.len() as u32 - 1
             }
@@ -113,6 +119,12 @@ impl Segments {
 
     pub(crate) fn get_mut(&mut self, id: u32) -> Option<&mut Segment> {
         self.slots.get_mut(id as usize)?.as_mut()
+    }
+
+    /// The address so many units into a segment that is there.
+    #[inline(always)]
+    pub(crate) fn address(&self, id: u32, offset: Units) -> Option<Address> {
+        Some(self.bases.get(id as usize)?.offset(to_bytes(offset)))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Segment)> {

@@ -174,7 +174,7 @@ impl ArenaState {
             }
             for id in lane.bins.iter().flat_map(|bins| bins.ids(&self.blocks)) {
                 let b = &self.blocks[id];
-                if b.lane as usize != at || b.state != BlockState::Binned || !in_bins.insert(id) {
+                if b.lane as usize != at || b.state != BlockState::Binned || !b.is_split() || !in_bins.insert(id) {
                     return Err(format!("A3: a bin of lane {at} holds block {id}: {b:?}"));
                 }
             }
