@@ -10,6 +10,7 @@ use gpupool_allocator::{
 };
 use gpupool_device::Workbench;
 use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
+use gpupool_snapshot::Snapshot;
 use gpupool_tests::graph_bench::{Block, Dice, EAGER, KIB, Lab, MIB};
 use gpupool_tests::idle_bench::{Serving, configs, lab, serving};
 
@@ -399,4 +400,99 @@ fn a_pool_that_comes_back_waits_for_freed_blocks_that_keep_memory() {
     assert_eq!(lab.allocator.wake_pool(pool).unwrap().bytes, 20 * MIB);
     lab.allocator.release_pool(pool).unwrap();
     lab.assert_clean();
+}
+
+// A free block may lie in pages that go and in one that stays for the block behind it.
+#[test]
+fn a_snapshot_of_a_parked_pool_is_one_that_can_be_read() {
+    for config in configs() {
+        let lab = lab(Scheduler::InOrder, config);
+        let s = lab.stream();
+        let pool = PoolId::fresh();
+        lab.allocator.create_pool(pool).unwrap();
+        lab.allocator.begin_allocate_to_pool(pool, Filter::Thread(std::thread::current().id())).unwrap();
+        let blocks: Vec<_> = (0..6).map(|_| lab.allocator.alloc(3 * MIB, &s).unwrap()).collect();
+        lab.allocator.end_allocate_to_pool(pool).unwrap();
+        let kept: Vec<_> = blocks.into_iter().enumerate().filter(|(at, _)| at % 3 == 2).collect();
+        lab.allocator.park_pool(pool).unwrap();
+        let state = lab.allocator.state();
+        for segment in &state.segments {
+            let blocks: u64 = segment.blocks.iter().map(|block| block.size).sum();
+            assert_eq!(blocks, segment.size, "{segment:?}");
+        }
+        let mut file = Vec::new();
+        Snapshot::of(&state, "").write_json(&mut file).unwrap();
+        let read = Snapshot::read("parked", &file[..]).unwrap();
+        let live: u64 = read.segments.iter().map(|segment| segment.allocated_size).sum();
+        assert_eq!(live, kept.iter().map(|(_, block)| block.size()).sum::<u64>());
+    }
+}
+
+#[test]
+fn suspensions_meet_requests_frees_trims_and_states_on_threads() {
+    for config in configs() {
+        let lab = lab(Scheduler::InOrder, config);
+        lab.allocator.record_history(Some(HistoryOptions::new(100_000)));
+        let pool = PoolId::fresh();
+        lab.allocator.create_pool(pool).unwrap();
+        lab.allocator.set_idle_options(pool, IdleOptions::new().with_park_when_short(true)).unwrap();
+        let away = |error: &AllocError| {
+            matches!(
+                error,
+                AllocError::Pool(PoolError::Away { .. } | PoolError::Busy { .. } | PoolError::LoansOut { .. })
+            )
+        };
+        std::thread::scope(|scope| {
+            for thread in 0..3_u64 {
+                let (lab, s) = (&lab, lab.stream());
+                scope.spawn(move || {
+                    let mut held = Vec::new();
+                    for round in 0..150 {
+                        let scoped = thread == 2;
+                        if scoped {
+                            let mine = Filter::Thread(std::thread::current().id());
+                            lab.allocator.begin_allocate_to_pool(pool, mine).unwrap();
+                        }
+                        match lab.allocator.alloc(1 + round * 30_000, &s) {
+                            Ok(block) => held.push(block),
+                            Err(error) => assert!(away(&error), "{error}"),
+                        }
+                        if scoped {
+                            lab.allocator.end_allocate_to_pool(pool).unwrap();
+                            lab.allocator.release_pool(pool).unwrap();
+                        }
+                        if round % 3 == 0 {
+                            held.clear();
+                        }
+                    }
+                });
+            }
+            let lab = &lab;
+            scope.spawn(move || {
+                for _ in 0..40 {
+                    if let Err(error) = lab.allocator.suspend(&Which::All) {
+                        assert!(away(&error), "{error}");
+                    }
+                    lab.allocator.resume(&Which::All).unwrap();
+                }
+            });
+            scope.spawn(move || {
+                for _ in 0..40 {
+                    lab.allocator.trim().unwrap();
+                    lab.allocator
+                        .park_pool(pool)
+                        .map(drop)
+                        .or_else(|e| if away(&e) { Ok(()) } else { Err(e) })
+                        .unwrap();
+                    let state = lab.allocator.state();
+                    for s in &state.segments {
+                        assert_eq!(s.blocks.iter().map(|b| b.size).sum::<u64>(), s.size, "{s:?}");
+                    }
+                }
+            });
+        });
+        lab.allocator.resume(&Which::All).unwrap();
+        lab.allocator.release_pool(pool).unwrap();
+        lab.close();
+    }
 }

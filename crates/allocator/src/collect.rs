@@ -78,7 +78,8 @@ impl ArenaState {
         table.mapped_runs().into_iter().map(state).chain(away).collect()
     }
 
-    /// The blocks of a segment, or those in a range of it.
+    /// The blocks of a segment, or those in a range of it. What was free when memory went away may lie in several ranges, away and mapped:
+    /// each has its part.
     fn block_states(
         &self,
         first: u32,
@@ -89,17 +90,20 @@ impl ArenaState {
         let mut at = first;
         while at != NONE {
             let b = &self.blocks[at];
-            if range.is_some_and(|(start, end)| b.offset < start || b.offset >= end) {
+            let (first, last) = range.unwrap_or((b.offset, b.offset + b.size));
+            let (first, last) = (first.max(b.offset), last.min(b.offset + b.size));
+            if first >= last {
                 at = b.next;
                 continue;
             }
+            let size = to_bytes(last - first);
             // That its owner uses a live block goes without saying; what a pending one waits for does not.
             let said = |used: &&Use| b.state != Phase::Live || !used.by_owner;
             let used_by = self.uses.get(b.uses).map(|u| u.streams.iter().filter(said).map(|u| u.core.id).collect());
             out.push(BlockState {
-                address: base.offset(to_bytes(b.offset)),
-                size: to_bytes(b.size),
-                requested: b.requested,
+                address: base.offset(to_bytes(first)),
+                size,
+                requested: if last - first < b.size { b.requested.min(size) } else { b.requested },
                 status: match b.state {
                     Phase::Live => BlockStatus::ActiveAllocated,
                     Phase::Pending => BlockStatus::ActivePendingFree,

@@ -122,13 +122,16 @@ fn merge(blocks: &mut Vec<BlockState>, at: usize) {
     }
 }
 
-/// Makes the event's range a live block. What was there gives way; what sticks out of the range stays as it was.
+/// Makes the event's range a live block, as far as it lies in the segment: pages behind it may have been mapped since. What was there gives way;
+/// what sticks out of the range stays as it was.
 fn carve(segment: &mut SegmentState, event: &Event) {
-    let (start, end) = (event.address, event.address.offset(event.size));
+    let start = event.address;
+    let size = event.size.min(segment.address.offset(segment.size).offset_from(start));
+    let end = start.offset(size);
     let first = segment.blocks.partition_point(|b| b.address.offset(b.size) <= start);
     let last = segment.blocks.partition_point(|b| b.address < end);
     let mut pieces = Vec::with_capacity(3);
-    let mut live = free_block(start, event.size, segment.stream, event.requested);
+    let mut live = free_block(start, size, segment.stream, event.requested.min(size));
     live.status = BlockStatus::ActiveAllocated;
     for block in &segment.blocks[first..last] {
         if block.address < start {
@@ -190,6 +193,10 @@ mod tests {
         note(Action::FreeCompleted, 0x1400, 512);
         let now = bring_forward([(2, piece.clone())].into_iter(), &history.copy().unwrap());
         assert_eq!(sizes(&now[0]), [(4096, Free)]);
+        // A block of which only a part lies in what was copied.
+        note(Action::Alloc, 0x1800, 4096);
+        let now = bring_forward([(2, piece.clone())].into_iter(), &history.copy().unwrap());
+        assert_eq!(sizes(&now[0]), [(2048, Free), (2048, Live)]);
         let copied_last = history.sequence();
         let now = bring_forward([(copied_last, piece.clone())].into_iter(), &history.copy().unwrap());
         assert_eq!(now, [piece], "nothing happened since it was copied");
