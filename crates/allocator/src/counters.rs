@@ -566,6 +566,15 @@ impl ArenaCounters {
         }
     }
 
+    /// So many free blocks fewer in segments that hold others too, and so many of their bytes.
+    #[inline(always)]
+    pub(crate) fn split_less(&self, part: Part, blocks: i64, bytes: i64) {
+        if blocks > 0 {
+            self.inactive_split.decrease(part, blocks);
+        }
+        self.inactive_split_bytes.decrease(part, bytes);
+    }
+
     /// Notes what of the figures of free blocks in segments that hold others too is at a new peak, or above its ceiling.
     #[cold]
     #[inline(never)]

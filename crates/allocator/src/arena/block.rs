@@ -34,12 +34,10 @@ pub(crate) enum BlockState {
     Hole,
 }
 
-/// A part of a segment.
+/// A part of a segment. What merging needs of its neighbours stands first and together, so that mostly one cache line has it.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub(crate) struct Block {
-    /// What the last owner asked for, in bytes. Stale in a free block, as in PyTorch.
-    pub(crate) requested: u64,
-    pub(crate) segment: u32,
     /// Units from the segment's start.
     pub(crate) offset: Units,
     pub(crate) size: Units,
@@ -49,16 +47,35 @@ pub(crate) struct Block {
     pub(crate) right: u32,
     /// The lane whose index this block goes to when it is free.
     pub(crate) lane: u32,
+    pub(crate) state: BlockState,
+    /// What the last owner asked for, in bytes. Stale in a free block, as in PyTorch.
+    pub(crate) requested: u64,
+    pub(crate) segment: u32,
     /// Recorded uses in the arena's side table, or [`NONE`].
     pub(crate) uses: u32,
     /// Counts hand-outs of this record, so that a stale handle is recognised.
     pub(crate) generation: u32,
-    /// The part's age counter when the block became free.
+    /// The part's age counter when the whole segment became free.
     pub(crate) age: u32,
-    pub(crate) state: BlockState,
 }
 
 impl Block {
+    const VACANT: Self = Self {
+        requested: 0,
+        segment: 0,
+        offset: 0,
+        size: 0,
+        prev: NONE,
+        next: NONE,
+        left: NONE,
+        right: NONE,
+        lane: 0,
+        uses: NONE,
+        generation: 0,
+        age: 0,
+        state: BlockState::Vacant,
+    };
+
     /// Whether the segment holds other blocks than this one.
     #[inline]
     pub(crate) fn is_split(&self) -> bool {
@@ -91,30 +108,38 @@ impl Blocks {
         Self { first_generation: newest.map_or(self.first_generation, |newest| newest.wrapping_add(1)), ..Self::new() }
     }
 
-    /// Adds a record. Its generation continues that of the record it takes the place of.
-    pub(crate) fn insert(&mut self, mut block: Block) -> BlockId {
+    /// Adds a record; its generation continues that of the record it takes the place of.
+    pub(crate) fn insert(&mut self, block: Block) -> BlockId {
+        let id = self.vacancy();
+        let record = &mut self.records[id as usize];
+        *record = Block { generation: record.generation, ..block };
+        id
+    }
+
+    /// A record that was vacant: whoever asks fills it in, all but its generation.
+    #[inline(always)]
+    pub(crate) fn vacancy(&mut self) -> BlockId {
         self.used += 1;
-        if self.vacant == NONE {
-            // An arena never comes near 2^32 blocks: 2^32 blocks of 512 bytes are 2 TiB of host records first.
-            let id = self.records.len() as BlockId;
-            if self.records.len() == self.records.capacity() {
-                // Doubling would leave half of the memory unused.
-                self.records.reserve_exact((self.records.len() / GROWTH).max(LEAST));
-            }
-            block.generation = self.first_generation;
-            self.records.push(block);
-            id
-        } else {
-            let id = self.vacant;
-            let slot = &mut self.records[id as usize];
-            self.vacant = slot.left;
-            block.generation = slot.generation;
-            *slot = block;
-            id
+        match self.records.get(self.vacant as usize) {
+            Some(record) => std::mem::replace(&mut self.vacant, record.left),
+            None => self.append(),
         }
     }
 
+    #[inline(never)]
+    fn append(&mut self) -> BlockId {
+        // An arena never comes near 2^32 blocks: 2^32 blocks of 512 bytes are 2 TiB of host records first.
+        let id = self.records.len() as BlockId;
+        if self.records.len() == self.records.capacity() {
+            // Doubling would leave half of the memory unused.
+            self.records.reserve_exact((self.records.len() / GROWTH).max(LEAST));
+        }
+        self.records.push(Block { generation: self.first_generation, ..Block::VACANT });
+        id
+    }
+
     /// Makes a record vacant. Handles to it become stale.
+    #[inline(always)]
     pub(crate) fn remove(&mut self, id: BlockId) -> Block {
         self.used -= 1;
         let slot = &mut self.records[id as usize];
@@ -129,6 +154,11 @@ impl Blocks {
     /// The record, unless it is vacant or of another generation.
     pub(crate) fn current(&self, id: BlockId, generation: u32) -> Option<&Block> {
         self.records.get(id as usize).filter(|b| b.generation == generation && b.state != BlockState::Vacant)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: BlockId) -> Option<&Block> {
+        self.records.get(id as usize)
     }
 
     #[inline]

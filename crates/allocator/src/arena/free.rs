@@ -1,6 +1,6 @@
 //! Freeing: from live to pending or free, merging with free neighbours, and emptying bins.
 
-use super::{ArenaState, BlockId, BlockState, NONE};
+use super::{ArenaState, Block, BlockId, BlockState, NONE};
 use crate::counters::ArenaCounters;
 use crate::history::Action;
 use crate::ids::Part;
@@ -36,6 +36,7 @@ impl ArenaState {
     }
 
     /// What every free begins with. Returns the block's part and bytes.
+    #[inline(always)]
     fn disowned(&mut self, id: BlockId, counters: &ArenaCounters) -> (Part, i64) {
         let block = &mut self.blocks[id];
         block.state = BlockState::Pending;
@@ -53,6 +54,7 @@ impl ArenaState {
     }
 
     /// Puts a block that nobody uses into its lane's bin, or merges and indexes it.
+    #[inline(always)]
     fn put_free(&mut self, id: BlockId, counters: &ArenaCounters) {
         let lane = &mut self.lanes[self.blocks[id].lane as usize];
         let part = lane.part;
@@ -66,7 +68,9 @@ impl ArenaState {
             return;
         }
         self.repetition.look(counters);
-        self.stamp(id);
+        if self.rules.pages {
+            self.stamp(id);
+        }
         self.merge(id, 0, 0, counters);
     }
 
@@ -77,40 +81,45 @@ impl ArenaState {
             return self.hold_freed(id, counted, counted_bytes, counters);
         }
         let (mut blocks_change, mut bytes_change) = (-counted, -counted_bytes);
-        let (prev, next) = (self.blocks[id].prev, self.blocks[id].next);
-        for neighbour in [prev, next] {
-            if neighbour == NONE
-                || self.blocks[neighbour].state != BlockState::Free
-                || !self.may_absorb(self.blocks[id].lane, self.blocks[neighbour].lane)
-            {
-                continue;
-            }
-            blocks_change -= 1;
-            bytes_change -= to_bytes(self.blocks[neighbour].size) as i64;
-            self.absorb(id, neighbour);
+        let Block { prev, next, lane, .. } = self.blocks[id];
+        if let Some(size) = self.free_size(prev, lane) {
+            (blocks_change, bytes_change) = (blocks_change - 1, bytes_change - size);
+            self.unindex(prev);
+            self.join(id, prev);
         }
-        let block = &self.blocks[id];
-        let (lane, segment) = (&self.lanes[block.lane as usize], block.segment);
-        let part = lane.part;
+        if let Some(size) = self.free_size(next, lane) {
+            (blocks_change, bytes_change) = (blocks_change - 1, bytes_change - size);
+            self.unindex(next);
+            self.join(id, next);
+        }
+        let Self { lanes, blocks, segments, slots, .. } = self;
+        let block = &mut blocks[id];
+        block.state = BlockState::Free;
+        let lane = &mut lanes[lane as usize];
         if block.is_split() {
-            blocks_change += 1;
-            bytes_change += to_bytes(block.size) as i64;
-        } else if let Some(segment) = self.segments.get_mut(segment) {
-            segment.idle_since = lane.core.open_mark();
-            segment.idle_seen = None;
+            (blocks_change, bytes_change) = (blocks_change + 1, bytes_change + to_bytes(block.size) as i64);
+        } else {
+            block.age = slots[lane.slot as usize].age[lane.part.index()] as u32;
+            if let Some(segment) = segments.get_mut(block.segment) {
+                segment.idle_since = lane.core.open_mark();
+                segment.idle_seen = None;
+            }
         }
         // Each as one movement: peaks are made of movements.
-        counters.split(part, blocks_change, bytes_change);
-        self.index(id);
+        counters.split(lane.part, blocks_change, bytes_change);
+        lane.index.insert(blocks, segments, id);
     }
 
-    /// Adds a free neighbour's range to `id`; the neighbour's record goes.
-    fn absorb(&mut self, id: BlockId, neighbour: BlockId) {
-        self.unindex(neighbour);
-        self.join(id, neighbour);
+    /// The bytes of a neighbour that a block which becomes free in `lane` takes over, if it does.
+    #[inline(always)]
+    fn free_size(&self, neighbour: BlockId, lane: u32) -> Option<i64> {
+        let block = self.blocks.get(neighbour)?;
+        let taken = block.state == BlockState::Free && (block.lane == lane || self.may_absorb(lane, block.lane));
+        taken.then_some(to_bytes(block.size) as i64)
     }
 
-    /// As [`absorb`](Self::absorb), for a neighbour that is in no index.
+    /// Adds the range of a neighbour that is in no index to `id`; the neighbour's record goes.
+    #[inline(always)]
     pub(crate) fn join(&mut self, id: BlockId, neighbour: BlockId) {
         let gone = self.blocks.remove(neighbour);
         let block = &mut self.blocks[id];

@@ -97,11 +97,7 @@ impl Locked {
             return None;
         }
         let neutral = (from.neutral != NONE).then(|| from.neutral + part);
-        let size = to_bytes(want.units);
-        let block = state.take_indexed(lane, neutral, size)?;
-        let handed = state.hand_out(block, size, want.requested, counters)?;
-        state.blocks[handed.block].lane = lane;
-        Some(handed)
+        state.index_hit(lane, neutral, want.units, want.requested, counters)
     }
 
     /// Frees a live block into its lane's bin, if nothing unusual is under way and nothing but its own stream used it. O(1).

@@ -65,13 +65,14 @@ impl ArenaState {
             return at as u32;
         }
         let bins = self.rules.bins && kind != LaneKind::Neutral && !self.idle.away;
+        let ties_in_order = self.rules.ties_in_order;
         let make = |part| Lane {
             slot,
             part,
             kind,
             capture: NO_CAPTURE,
             core: Arc::clone(core),
-            index: FreeIndex::new(),
+            index: FreeIndex::new(ties_in_order),
             bins: bins.then(Bins::new),
             in_use: true,
         };

@@ -2,7 +2,7 @@
 
 use gpupool_device::Address;
 
-use super::{ArenaState, Backing, Block, BlockId, BlockState, LaneKind, Memory, NONE, Segment};
+use super::{ArenaState, Backing, Block, BlockId, BlockState, Blocks, LaneKind, Memory, NONE, Segment};
 use crate::captures::Range;
 use crate::counters::ArenaCounters;
 use crate::history::Action;
@@ -49,27 +49,39 @@ impl ArenaState {
             counters.came_out_of_bin(lanes[lane as usize].part, size as i64);
             return Some(id);
         }
-        self.take_indexed(lane, neutral, size)
+        self.take_indexed(lane, neutral, to_units(size)?)
+    }
+
+    /// Hands out the best fit of a lane's free index, or in a capture of that of the pool's neutral lane: a request of the shortest way that
+    /// no bin serves. O(log n) in one size class.
+    #[inline(never)]
+    pub(super) fn index_hit(
+        &mut self,
+        lane: u32,
+        neutral: Option<u32>,
+        units: Units,
+        requested: u64,
+        counters: &ArenaCounters,
+    ) -> Option<Handed> {
+        let block = self.take_indexed(lane, neutral, units)?;
+        let handed = self.cut_and_hand_out(block, units, requested, counters)?;
+        if neutral.is_some() {
+            self.blocks[handed.block].lane = lane;
+        }
+        Some(handed)
     }
 
     /// As [`take_from`](Self::take_from), from the indexes alone. O(log n) in one size class.
-    pub(super) fn take_indexed(&mut self, lane: u32, neutral: Option<u32>, size: u64) -> Option<BlockId> {
-        let units = to_units(size)?;
-        let Self { lanes, blocks, segments, rules, .. } = self;
-        let index = |lane: u32| &lanes[lane as usize].index;
-        let own = index(lane).best_fit(blocks, units);
-        // What the neutral lane has is mostly larger.
-        let better = |lane: &u32| own.is_none_or(|own| index(*lane).has_within(units, blocks[own.id].size));
-        let shared = neutral.filter(better).and_then(|lane| index(lane).best_fit(blocks, units));
-        let fit = match (own, shared) {
-            (Some(own), Some(shared)) => {
-                let key = |fit: Found| Key::of(blocks, segments, fit.id);
-                if key(own) <= key(shared) { own } else { shared }
+    #[inline(always)]
+    fn take_indexed(&mut self, lane: u32, neutral: Option<u32>, units: Units) -> Option<BlockId> {
+        let fit = self.lanes[lane as usize].index.best_fit(&self.blocks, units);
+        let (from, fit) = match neutral {
+            Some(neutral) if !self.lanes[neutral as usize].index.is_empty() => {
+                self.better_of(lane, fit, neutral, units)?
             }
-            (own, shared) => own.or(shared)?,
+            _ => (lane, fit?),
         };
-        let id = fit.id;
-        let found = to_bytes(blocks[id].size);
+        let (size, found, rules) = (to_bytes(units), to_bytes(self.blocks[fit.id].size), &self.rules);
         // An oversize block is not carved up for a small request, nor wasted on a much smaller oversize one.
         if size < rules.max_split {
             if found >= rules.max_split {
@@ -78,13 +90,26 @@ impl ArenaState {
         } else if found >= size.saturating_add(rules.non_split_slack) {
             return None;
         }
-        if self.rules.cuts_at > 0 && !self.uncut && self.pinned_piece(id, units, self.rules.cuts_at).is_some() {
+        if rules.cuts_at > 0 && !self.uncut && self.pinned_piece(fit.id, units, rules.cuts_at).is_some() {
             // A handle is cut first: see `pages::cut`.
             return None;
         }
-        let Self { lanes, blocks, .. } = self;
-        lanes[blocks[id].lane as usize].index.remove_found(blocks, fit);
-        Some(id)
+        self.lanes[from as usize].index.remove_found(&mut self.blocks, fit);
+        Some(fit.id)
+    }
+
+    /// The better of a lane's best fit and that of the pool's neutral lane, and which of the two has it.
+    fn better_of(&self, lane: u32, own: Option<Found>, neutral: u32, units: Units) -> Option<(u32, Found)> {
+        let Self { lanes, blocks, segments, .. } = self;
+        let index = &lanes[neutral as usize].index;
+        // What the neutral lane has is mostly larger.
+        let larger = own.is_some_and(|own| !index.has_within(units, blocks[own.id].size));
+        let shared = if larger { None } else { index.best_fit(blocks, units) };
+        let key = |fit: Found| Key::of(blocks, segments, fit.id);
+        match (own, shared) {
+            (Some(own), shared) if shared.is_none_or(|shared| key(own) <= key(shared)) => Some((lane, own)),
+            (_, shared) => Some((neutral, shared?)),
+        }
     }
 
     /// As [`take`](Self::take), even where that pins a large handle.
@@ -103,18 +128,39 @@ impl ArenaState {
         requested: u64,
         counters: &ArenaCounters,
     ) -> Option<Handed> {
-        let wanted = to_units(size)?;
-        let block = &self.blocks[id];
-        let lane = &self.lanes[block.lane as usize];
-        let (part, slot) = (lane.part, lane.slot as usize);
-        let rest = block.size - wanted;
-        let splits = !self.slots[slot].no_split
-            && match part {
-                Part::Small => rest > 0,
-                Part::Large => size < self.rules.max_split && to_bytes(rest) > self.rules.large_remainder,
-            };
-        self.place(id, if splits { wanted } else { self.blocks[id].size }, counters);
-        self.activate(id, requested, counters)
+        self.cut_and_hand_out(id, to_units(size)?, requested, counters)
+    }
+
+    /// As [`hand_out`](Self::hand_out): what [`place`](Self::place) and [`activate`](Self::activate) do, in one piece.
+    #[inline(always)]
+    fn cut_and_hand_out(
+        &mut self,
+        id: BlockId,
+        wanted: Units,
+        requested: u64,
+        counters: &ArenaCounters,
+    ) -> Option<Handed> {
+        let Self { lanes, blocks, segments, slots, rules, .. } = self;
+        let block = &blocks[id];
+        let lane = &mut lanes[block.lane as usize];
+        let (part, rest, was_split) = (lane.part, block.size - wanted, block.is_split());
+        let least = match part {
+            Part::Small => 0,
+            Part::Large if to_bytes(wanted) < rules.max_split => rules.large_remainder,
+            Part::Large => u64::MAX,
+        };
+        if to_bytes(rest) > least && !slots[lane.slot as usize].no_split {
+            let tail = cut(blocks, id, wanted, BlockState::Free);
+            lane.index.insert(blocks, segments, tail);
+            if was_split {
+                counters.split_less(part, 0, to_bytes(wanted) as i64);
+            } else {
+                counters.split(part, 1, to_bytes(rest) as i64);
+            }
+        } else if was_split {
+            counters.split_less(part, 1, to_bytes(wanted + rest) as i64);
+        }
+        self.hand_over(id, requested, counters)
     }
 
     /// Cuts a block that is in no index down to `front` units, or leaves it whole if it has no more, and moves the counters of free
@@ -123,19 +169,25 @@ impl ArenaState {
         let block = &self.blocks[id];
         let (part, size, was_split) = (self.lanes[block.lane as usize].part, block.size, block.is_split());
         if front < size {
-            self.split(id, front);
+            let tail = self.divide(id, front);
+            self.index(tail);
             if was_split {
-                counters.split(part, 0, -(to_bytes(front) as i64));
+                counters.split_less(part, 0, to_bytes(front) as i64);
             } else {
                 counters.split(part, 1, to_bytes(size - front) as i64);
             }
         } else if was_split {
-            counters.split(part, -1, -(to_bytes(size) as i64));
+            counters.split_less(part, 1, to_bytes(size) as i64);
         }
     }
 
     /// Makes a block live and moves the counters of a hand-out.
     pub(crate) fn activate(&mut self, id: BlockId, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
+        self.hand_over(id, requested, counters)
+    }
+
+    #[inline(always)]
+    fn hand_over(&mut self, id: BlockId, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
         self.keep.hold();
         let block = &mut self.blocks[id];
         block.state = BlockState::Live;
@@ -143,56 +195,49 @@ impl ArenaState {
         block.requested = requested;
         let lane = &self.lanes[block.lane as usize];
         let (part, bytes) = (lane.part, to_bytes(block.size));
+        let address = self.segments.address(block.segment, block.offset)?;
+        let handed = Handed { block: id, generation: block.generation, address, bytes };
         counters.handed_out(part, bytes as i64, requested as i64);
         if bytes >= self.rules.max_split {
             counters.oversize_handed_out();
         }
-        let address = self.segments.address(block.segment, block.offset)?;
+        if self.rules.shared || (lane.kind != LaneKind::Stream && !self.segments.is_noted(block)) {
+            self.note_hand_out(&handed);
+        }
+        Some(handed)
+    }
+
+    /// What a pool counts for itself, and what a capture notes of what it hands out.
+    #[inline(never)]
+    fn note_hand_out(&mut self, handed: &Handed) {
+        let lane = &self.lanes[self.blocks[handed.block].lane as usize];
         let slot = &mut self.slots[lane.slot as usize];
         if self.rules.shared
             && let Some(pool) = &slot.counters
         {
-            pool.allocated_bytes.increase(part, bytes as i64);
+            pool.allocated_bytes.increase(lane.part, handed.bytes as i64);
         }
         if let Some(recorded) = &mut slot.recorded
             && lane.kind != LaneKind::Stream
         {
-            note(&mut recorded.written, Range { address, bytes });
+            note(&mut recorded.written, Range { address: handed.address, bytes: handed.bytes });
+            let block = &self.blocks[handed.block];
+            if let Some(segment) = self.segments.get_mut(block.segment) {
+                let (noted, new) = (&mut segment.noted, block.offset..block.offset + block.size);
+                // What was handed out mostly becomes one range.
+                if noted.start <= new.end && new.start <= noted.end {
+                    *noted = noted.start.min(new.start)..noted.end.max(new.end);
+                } else if noted.len() < new.len() {
+                    *noted = new;
+                }
+            }
         }
-        Some(Handed { block: id, generation: block.generation, address, bytes })
     }
 
-    /// Cuts a block in two: `id` keeps the front, the tail becomes a free block of the same lane. The tail keeps the request size
-    /// that the block had, as in PyTorch.
-    pub(crate) fn split(&mut self, id: BlockId, front: Units) -> BlockId {
-        let tail = self.divide(id, front);
-        self.index(tail);
-        tail
-    }
-
-    /// As [`split`](Self::split), with the tail in no index.
+    /// Cuts a block in two: `id` keeps the front, the tail is in no index. The tail keeps the request size that the block had, as in
+    /// PyTorch.
     pub(crate) fn divide(&mut self, id: BlockId, front: Units) -> BlockId {
-        let block = &self.blocks[id];
-        let tail = Block {
-            offset: block.offset + front,
-            size: block.size - front,
-            prev: id,
-            generation: 0,
-            uses: NONE,
-            left: NONE,
-            right: NONE,
-            state: BlockState::Held,
-            ..block.clone()
-        };
-        let next = block.next;
-        let tail = self.blocks.insert(tail);
-        if next != NONE {
-            self.blocks[next].prev = tail;
-        }
-        let block = &mut self.blocks[id];
-        block.next = tail;
-        block.size = front;
-        tail
+        cut(&mut self.blocks, id, front, BlockState::Held)
     }
 
     /// Puts a block into the index of its lane.
@@ -201,11 +246,14 @@ impl ArenaState {
         let lane = &mut lanes[blocks[id].lane as usize];
         let block = &mut blocks[id];
         block.state = BlockState::Free;
-        block.age = slots[lane.slot as usize].age[lane.part.index()] as u32;
+        if !block.is_split() {
+            block.age = slots[lane.slot as usize].age[lane.part.index()] as u32;
+        }
         lane.index.insert(blocks, segments, id);
     }
 
     /// Takes a block out of the index of its lane.
+    #[inline(always)]
     pub(crate) fn unindex(&mut self, id: BlockId) {
         let Self { lanes, blocks, segments, .. } = self;
         lanes[blocks[id].lane as usize].index.remove(blocks, segments, id);
@@ -227,6 +275,7 @@ impl ArenaState {
             tie,
             idle_since: 0,
             idle_seen: None,
+            noted: 0..0,
             pages: None,
             away: Vec::new(),
         });
@@ -273,6 +322,36 @@ impl ArenaState {
         self.index(id);
         Some(id)
     }
+}
+
+/// Cuts a block in two: `id` keeps the front, the tail gets the state given.
+#[inline(always)]
+fn cut(blocks: &mut Blocks, id: BlockId, front: Units, state: BlockState) -> BlockId {
+    let tail = blocks.vacancy();
+    let block = &mut blocks[id];
+    let next = std::mem::replace(&mut block.next, tail);
+    let size = std::mem::replace(&mut block.size, front);
+    let (requested, segment, offset, lane) = (block.requested, block.segment, block.offset, block.lane);
+    let record = &mut blocks[tail];
+    *record = Block {
+        requested,
+        segment,
+        offset: offset + front,
+        size: size - front,
+        prev: id,
+        next,
+        left: NONE,
+        right: NONE,
+        lane,
+        uses: NONE,
+        generation: record.generation,
+        age: 0,
+        state,
+    };
+    if next != NONE {
+        blocks[next].prev = tail;
+    }
+    tail
 }
 
 /// Adds a range to a list of ranges in order that neither overlap nor touch. What a capture hands out it mostly hands out again, so the

@@ -1,10 +1,11 @@
 //! The record of a segment: one range of addresses that blocks tile.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use gpupool_device::{Address, CaptureId, MemoryHandle};
 
-use super::BlockId;
+use super::{Block, BlockId};
 use crate::idle::Away;
 use crate::ids::{Part, StreamId};
 use crate::index::TieBreak;
@@ -74,6 +75,8 @@ pub(crate) struct Segment {
     pub(crate) idle_since: u64,
     /// When decay first found it wholly free, since then.
     pub(crate) idle_seen: Option<u64>,
+    /// A part of it that the capture under way has handed out and noted; empty while none is.
+    pub(crate) noted: Range<Units>,
     /// What is mapped, in a segment that is mapped in parts.
     pub(crate) pages: Option<Box<PageTable>>,
     /// What is away.
@@ -129,6 +132,19 @@ impl Segments {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Segment)> {
         self.slots.iter().enumerate().filter_map(|(i, s)| Some((i as u32, s.as_ref()?)))
+    }
+
+    /// Whether the capture under way has noted the block's range.
+    #[inline]
+    pub(crate) fn is_noted(&self, block: &Block) -> bool {
+        let noted = self.get(block.segment).map(|segment| &segment.noted);
+        noted.is_some_and(|noted| noted.start <= block.offset && block.offset + block.size <= noted.end)
+    }
+
+    /// A capture into a pool is over: nothing of its segments is noted any more.
+    pub(crate) fn forget_noted(&mut self, slot: u32) {
+        let of_pool = self.slots.iter_mut().flatten().filter(|s| s.slot == slot);
+        of_pool.for_each(|segment| segment.noted = 0..0);
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -296,6 +296,7 @@ impl<D: Device> HeldPool for Held<D> {
         };
         recorded.written = Range::merged(recorded.written);
         recorded.peak_bytes = self.pool.arena.counters.end_recording();
+        state.segments.forget_noted(self.pool.slot);
         for (_, segment) in state.segments.iter().filter(|(_, s)| s.slot == self.pool.slot) {
             if let Some(table) = &segment.pages {
                 for (offset, piece) in table.iter() {

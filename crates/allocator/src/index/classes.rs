@@ -12,8 +12,11 @@ const ROWS: usize = 32 - MANTISSA_BITS as usize + 1;
 /// How many classes there are.
 pub(crate) const CLASSES: usize = ROWS * PER_ROW;
 
+/// The classes below this one hold one size each.
+pub(crate) const OF_ONE_SIZE: usize = 2 * PER_ROW;
+
 /// The class that a size belongs to.
-#[inline]
+#[inline(always)]
 pub(crate) const fn class_of(size: Units) -> usize {
     if size < PER_ROW as u32 {
         size as usize
@@ -33,12 +36,17 @@ pub(crate) struct ClassBitmap {
 
 impl ClassBitmap {
     #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    #[inline(always)]
     pub(crate) fn set(&mut self, class: usize) {
         self.rows |= 1 << (class / PER_ROW);
         self.columns[class / PER_ROW] |= 1 << (class % PER_ROW);
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn clear(&mut self, class: usize) {
         let row = class / PER_ROW;
         self.columns[row] &= !(1 << (class % PER_ROW));
@@ -48,7 +56,7 @@ impl ClassBitmap {
     }
 
     /// The first non-empty class at or above `class`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn next(&self, class: usize) -> Option<usize> {
         if class >= CLASSES {
             return None;
@@ -83,7 +91,7 @@ mod tests {
         }
         assert_eq!(class_of(63), 63);
         assert_eq!(class_of(64), 64);
-        assert_eq!(class_of(127), 127);
+        assert_eq!(class_of(127), OF_ONE_SIZE - 1);
         assert_eq!(class_of(128), 128);
         assert_eq!(class_of(129), 128);
         assert_eq!(class_of(130), 129);

@@ -4,18 +4,22 @@
 //! a search tree (see [`tree`]) in the order **(size, tie, offset)**, where the tie is a policy decision: the age of the segment,
 //! or its address. Since classes grow with size, class by class and in order inside each is the order over all blocks.
 //!
-//! * **F1** A block is in the index of its lane exactly while its state is `Free`.
-//! * **F2** A class's bit is set exactly while its tree is non-empty.
+//! Classes below 64 KiB hold one size each. Where the policy leaves it open which of equal blocks goes first, they are stacks (see
+//! [`stack`]): the block that became free last goes first, as from a bin.
 //!
-//! Everything costs O(log n) in the number of blocks *of one class*, and no memory beyond the two links in each block's record.
+//! * **F1** A block is in the index of its lane exactly while its state is `Free`.
+//! * **F2** A class's bit is set exactly while it is non-empty.
+//!
+//! Everything costs O(log n) in the number of blocks *of one class*, O(1) in a stack, and no memory beyond the two links in each block's
+//! record.
 
 mod classes;
+mod stack;
 mod tree;
 
 use crate::arena::{BlockId, Blocks, NONE};
 use crate::units::Units;
-use classes::{ClassBitmap, class_of};
-pub(crate) use tree::Found;
+use classes::{ClassBitmap, OF_ONE_SIZE, class_of};
 
 /// What orders blocks of equal size: the smaller tie first, then the lower offset. Looked up by segment.
 pub(crate) trait TieBreak {
@@ -39,87 +43,123 @@ impl Key {
     }
 }
 
+/// A block that was searched for, and where it hangs, so that it can be taken out without a second search.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Found {
+    pub(crate) id: BlockId,
+    /// The node that it hangs from in its class's tree, or [`NONE`].
+    parent: BlockId,
+    class: u32,
+}
+
 /// A lane's free blocks.
 #[derive(Clone, Debug)]
 pub(crate) struct FreeIndex {
     bitmap: ClassBitmap,
-    /// Root of each class's tree, up to the largest class that ever held anything: most lanes of most pools stay empty.
+    /// What each class's blocks hang from, up to the largest class that ever held anything: most lanes of most pools stay empty.
     roots: Vec<u32>,
-    len: u32,
+    /// Classes below this one are stacks.
+    stacks: usize,
 }
 
 impl FreeIndex {
-    pub(crate) fn new() -> Self {
-        Self { bitmap: ClassBitmap::default(), roots: Vec::new(), len: 0 }
+    /// With `ties_in_order`, blocks of equal size are in the order of their ties whatever their size.
+    pub(crate) fn new(ties_in_order: bool) -> Self {
+        let stacks = if ties_in_order { 0 } else { OF_ONE_SIZE };
+        Self { bitmap: ClassBitmap::default(), roots: Vec::new(), stacks }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.len as usize
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bitmap.is_empty()
     }
 
     /// Adds a block that is in no index. O(log n) in its class.
+    #[inline(always)]
     pub(crate) fn insert(&mut self, blocks: &mut Blocks, ties: &impl TieBreak, id: BlockId) {
         let class = class_of(blocks[id].size);
         if class >= self.roots.len() {
-            self.roots.resize(class + 1, NONE);
+            self.make_roots(class);
         }
-        self.roots[class] = tree::insert(blocks, ties, self.roots[class], id);
-        self.bitmap.set(class);
-        self.len += 1;
+        let root = &mut self.roots[class];
+        if *root == NONE || class < self.stacks {
+            *root = stack::push(blocks, *root, id);
+            self.bitmap.set(class);
+        } else {
+            *root = tree::insert(blocks, ties, *root, id);
+        }
+    }
+
+    /// Makes room for a class that is larger than any that ever held something.
+    #[cold]
+    #[inline(never)]
+    fn make_roots(&mut self, class: usize) {
+        self.roots.resize(class + 1, NONE);
     }
 
     /// Takes a block out that is in this index. O(log n) in its class.
+    #[inline(always)]
     pub(crate) fn remove(&mut self, blocks: &mut Blocks, ties: &impl TieBreak, id: BlockId) {
         let class = class_of(blocks[id].size);
-        self.roots[class] = tree::remove(blocks, ties, self.roots[class], id);
-        if self.roots[class] == NONE {
-            self.bitmap.clear(class);
-        }
-        self.len -= 1;
+        let root = self.roots[class];
+        let parent = if class < self.stacks || root == id { NONE } else { tree::parent(blocks, ties, root, id) };
+        self.remove_found(blocks, Found { id, parent, class: class as u32 });
     }
 
     /// Takes a block out that [`best_fit`](Self::best_fit) has found, if the index has not changed since.
-    pub(crate) fn remove_found(&mut self, blocks: &mut Blocks, found: Found) {
-        let class = class_of(blocks[found.id].size);
-        self.roots[class] = tree::remove_found(blocks, self.roots[class], found);
-        if self.roots[class] == NONE {
+    #[inline(always)]
+    pub(crate) fn remove_found(&mut self, blocks: &mut Blocks, Found { id, parent, class }: Found) {
+        let class = class as usize;
+        let root = &mut self.roots[class];
+        *root = if class < self.stacks {
+            stack::remove(blocks, *root, id)
+        } else {
+            tree::remove(blocks, *root, id, parent)
+        };
+        if *root == NONE {
             self.bitmap.clear(class);
         }
-        self.len -= 1;
     }
 
     /// The first block in order whose size is at least `size`. O(log n) in one class.
+    #[inline(always)]
     pub(crate) fn best_fit(&self, blocks: &Blocks, size: Units) -> Option<Found> {
-        if self.len == 0 {
-            return None;
+        let own = class_of(size);
+        let mut class = self.bitmap.next(own)?;
+        // In the size's own class some may be smaller.
+        if class == own && class >= OF_ONE_SIZE {
+            if let Some((id, parent)) = tree::lower_bound(blocks, self.roots[class], size) {
+                return Some(Found { id, parent, class: class as u32 });
+            }
+            class = self.bitmap.next(own + 1)?;
         }
-        let class = class_of(size);
-        let root = *self.roots.get(class)?;
-        if let found @ Some(_) = tree::lower_bound(blocks, root, size) {
-            return found;
-        }
-        let class = self.bitmap.next(class + 1)?;
-        tree::first(blocks, self.roots[class])
+        let root = self.roots[class];
+        let (id, parent) = if class < self.stacks { (root, NONE) } else { tree::first(blocks, root) };
+        Some(Found { id, parent, class: class as u32 })
     }
 
     /// Whether there may be a block between these sizes: whether there is one in their classes. O(1).
     #[inline]
     pub(crate) fn has_within(&self, least: Units, most: Units) -> bool {
-        self.len > 0 && self.bitmap.next(class_of(least)).is_some_and(|class| class <= class_of(most))
+        self.bitmap.next(class_of(least)).is_some_and(|class| class <= class_of(most))
     }
 
     /// The largest block. O(log n) in one class, and a scan of the classes.
     pub(crate) fn largest(&self, blocks: &Blocks) -> Option<BlockId> {
         let class = (0..self.roots.len()).rev().find(|c| self.roots[*c] != NONE)?;
-        tree::last(blocks, self.roots[class])
+        // In a stack all are of one size.
+        if class < self.stacks { Some(self.roots[class]) } else { tree::last(blocks, self.roots[class]) }
     }
 
     /// All blocks in order. O(n).
     pub(crate) fn in_order(&self, blocks: &Blocks) -> Vec<BlockId> {
-        let mut out = Vec::with_capacity(self.len());
-        let mut class = 0;
+        let (mut out, mut class) = (Vec::new(), 0);
         while let Some(found) = self.bitmap.next(class) {
-            tree::in_order(blocks, self.roots[found], &mut out);
+            if found < self.stacks {
+                stack::in_order(blocks, self.roots[found], &mut out);
+            } else {
+                tree::in_order(blocks, self.roots[found], &mut out);
+            }
             class = found + 1;
         }
         out
@@ -160,7 +200,13 @@ mod tests {
     /// A sorted set as the model: same best fit, same order, whatever the sequence.
     #[test]
     fn agrees_with_a_sorted_set_on_random_sequences() {
-        for seed in 1..=40u64 {
+        for (seed, ties_in_order) in (1..=40u64).flat_map(|seed| [(seed, true), (seed, false)]) {
+            // Offsets tell when a block was added.
+            let key = |blocks: &Blocks, id: BlockId| {
+                let (key, newest) = (Key::of(blocks, &Ties, id), u64::MAX - u64::from(blocks[id].offset));
+                let stacked = !ties_in_order && key.size < OF_ONE_SIZE as u32;
+                if stacked { Key { tie: newest, ..key } } else { key }
+            };
             let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
             let mut next = move || {
                 x ^= x << 13;
@@ -168,7 +214,7 @@ mod tests {
                 x ^= x << 17;
                 x
             };
-            let (mut blocks, mut index, mut model) = (Blocks::new(), FreeIndex::new(), BTreeSet::new());
+            let (mut blocks, mut index, mut model) = (Blocks::new(), FreeIndex::new(ties_in_order), BTreeSet::new());
             for step in 0..2_000u32 {
                 let r = next();
                 // Few distinct sizes on even seeds, so that ties decide; many on odd ones.
@@ -180,23 +226,25 @@ mod tests {
                 if r % 3 != 0 || model.is_empty() {
                     let id = blocks.insert(block(size, (r >> 33) as u32 % 5, step));
                     index.insert(&mut blocks, &Ties, id);
-                    model.insert((Key::of(&blocks, &Ties, id), id));
+                    model.insert((key(&blocks, id), id));
                 } else {
                     let nth = (r >> 20) as usize % model.len();
-                    let Some(&(key, id)) = model.iter().nth(nth) else { continue };
+                    let Some(&(at, id)) = model.iter().nth(nth) else { continue };
                     index.remove(&mut blocks, &Ties, id);
                     blocks.remove(id);
-                    model.remove(&(key, id));
+                    model.remove(&(at, id));
                 }
                 let expected = model.range((Key { size, tie: 0, offset: 0 }, 0)..).next().map(|(_, id)| *id);
                 let found = index.best_fit(&blocks, size);
-                assert_eq!(found.map(|f| f.id), expected, "seed {seed} step {step}");
+                assert_eq!(found.map(|f| f.id), expected, "seed {seed} step {step}, ties in order: {ties_in_order}");
                 if let Some(found) = found.filter(|_| r % 7 == 0) {
-                    model.remove(&(Key::of(&blocks, &Ties, found.id), found.id));
+                    model.remove(&(key(&blocks, found.id), found.id));
                     index.remove_found(&mut blocks, found);
                     blocks.remove(found.id);
                 }
-                assert_eq!(index.len(), model.len());
+                if step % 100 == 0 {
+                    assert_eq!(index.in_order(&blocks), model.iter().map(|(_, id)| *id).collect::<Vec<_>>());
+                }
             }
             assert_eq!(index.in_order(&blocks), model.iter().map(|(_, id)| *id).collect::<Vec<_>>());
             assert_eq!(index.largest(&blocks).map(|id| blocks[id].size), model.iter().next_back().map(|(k, _)| k.size));

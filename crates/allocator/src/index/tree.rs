@@ -41,14 +41,8 @@ impl Place {
     }
 }
 
-/// A node that was searched for, and what it hangs from ([`NONE`] for the root), so that it can be taken out without a second search.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Found {
-    pub(crate) id: BlockId,
-    parent: BlockId,
-}
-
 /// Adds `id`; returns the new root.
+#[inline(never)]
 pub(super) fn insert(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, id: BlockId) -> u32 {
     let (new, rank) = (Place::of(blocks, id), priority(id));
     // Descend past every node that outranks the new one.
@@ -107,37 +101,41 @@ fn split(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, new: &Place) -> (
     (before, after)
 }
 
-/// Takes `id` out, which is in the tree; returns the new root.
-pub(super) fn remove(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, id: BlockId) -> u32 {
+/// The node that `id` hangs from, which is in the tree; [`NONE`] for the root.
+#[inline(never)]
+pub(super) fn parent(blocks: &Blocks, ties: &impl TieBreak, root: u32, id: BlockId) -> BlockId {
     let place = Place::of(blocks, id);
     let (mut at, mut parent) = (root, NONE);
     while at != id {
         debug_assert_ne!(at, NONE, "block {id} is not in the tree it should be in");
-        if at == NONE {
-            return root;
-        }
         parent = at;
         at = if is_before(blocks, ties, &place, at) { blocks[at].left } else { blocks[at].right };
     }
-    remove_found(blocks, root, Found { id, parent })
+    parent
 }
 
-/// Takes out what a search has found, if the tree has not changed since; returns the new root.
-pub(super) fn remove_found(blocks: &mut Blocks, root: u32, found: Found) -> u32 {
-    let merged = merge(blocks, blocks[found.id].left, blocks[found.id].right);
-    if found.parent == NONE {
-        return merged;
+/// Takes `id` out, which hangs from `parent`; returns the new root.
+#[inline(always)]
+pub(super) fn remove(blocks: &mut Blocks, root: u32, id: BlockId, parent: BlockId) -> u32 {
+    let block = &blocks[id];
+    let rest = match (block.left, block.right) {
+        (rest, NONE) | (NONE, rest) => rest,
+        (left, right) => merge(blocks, left, right),
+    };
+    if parent == NONE {
+        return rest;
     }
-    let parent = &mut blocks[found.parent];
-    if parent.left == found.id {
-        parent.left = merged;
+    let parent = &mut blocks[parent];
+    if parent.left == id {
+        parent.left = rest;
     } else {
-        parent.right = merged;
+        parent.right = rest;
     }
     root
 }
 
 /// Joins two trees, all of the first before all of the second.
+#[inline(never)]
 fn merge(blocks: &mut Blocks, mut a: u32, mut b: u32) -> u32 {
     let (mut root, mut parent, mut went_left) = (NONE, NONE, false);
     loop {
@@ -177,14 +175,15 @@ fn merge(blocks: &mut Blocks, mut a: u32, mut b: u32) -> u32 {
     root
 }
 
-/// The first node of at least that size.
-pub(super) fn lower_bound(blocks: &Blocks, root: u32, size: Units) -> Option<Found> {
+/// The first node of at least that size, and the one that it hangs from.
+#[inline(always)]
+pub(super) fn lower_bound(blocks: &Blocks, root: u32, size: Units) -> Option<(BlockId, BlockId)> {
     let (mut at, mut parent, mut best) = (root, NONE, None);
     while at != NONE {
         let node = &blocks[at];
         let above = std::mem::replace(&mut parent, at);
         if node.size >= size {
-            best = Some(Found { id: at, parent: above });
+            best = Some((at, above));
             at = node.left;
         } else {
             at = node.right;
@@ -193,16 +192,16 @@ pub(super) fn lower_bound(blocks: &Blocks, root: u32, size: Units) -> Option<Fou
     best
 }
 
-/// The first node.
-pub(super) fn first(blocks: &Blocks, root: u32) -> Option<Found> {
+/// The first node of a tree that is not empty, and the one that it hangs from.
+#[inline(always)]
+pub(super) fn first(blocks: &Blocks, root: u32) -> (BlockId, BlockId) {
     let (mut at, mut parent) = (root, NONE);
-    if at == NONE {
-        return None;
+    loop {
+        match blocks[at].left {
+            NONE => return (at, parent),
+            left => (at, parent) = (left, at),
+        }
     }
-    while blocks[at].left != NONE {
-        (parent, at) = (at, blocks[at].left);
-    }
-    Some(Found { id: at, parent })
 }
 
 /// The last node.

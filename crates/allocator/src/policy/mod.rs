@@ -100,6 +100,8 @@ fn arena_rules(config: &Config, shared: bool, bins: bool, tie_by_address: bool) 
         large_remainder: LARGE_REMAINDER,
         cuts_at: 0,
         tie_by_address,
+        ties_in_order: shared,
+        pages: false,
         capture_ends_earlier_uses: shared,
     }
 }

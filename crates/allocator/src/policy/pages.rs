@@ -53,6 +53,7 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
     (arena.max_split, arena.non_split_slack) = (u64::MAX, u64::MAX);
     // Every rest is of use: what comes next may grow over its page.
     arena.large_remainder = 0;
+    arena.pages = true;
     arena.cuts_at = if pages.largest > page { page } else { 0 };
     Rules { arena, pages: Some(pages), small_limit: SMALL_LIMIT, ladder: LADDER, ..rules }
 }
