@@ -208,3 +208,63 @@ pub fn alias_order<D: StressDevice>(device: &Arc<D>, order: (Before, After, u32)
     assert_eq!(device.findings(), Vec::<String>::new(), "{order:?}");
     Shown { longest, moved }
 }
+
+/// Memory that one stream still uses when it is freed serves another, which waits for the first on the device: the host goes on at once, and
+/// each stream finds what it wrote. Returns how long the request took.
+///
+/// # Panics
+///
+/// Where contents are wrong, the request waited, or took new memory.
+pub fn awaited_on_the_device<D: StressDevice>(device: &Arc<D>) -> Duration {
+    let config = Config::new(Policy::Pages).with_preset(Preset::Memory);
+    let allocator = Allocator::with_registry(Arc::clone(device), config, Arc::<CaptureRegistry>::default()).unwrap();
+    let [first, second] =
+        [0; 2].map(|_| allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap()));
+    let on = |stream: &Stream<D>, bytes: u64, tag: u64| {
+        let block = allocator.alloc(bytes, stream).unwrap();
+        device.own(block.address(), block.size(), tag, stream.handle());
+        block
+    };
+    let (sink, event, gate) = (on(&first, PAGE, 1), device.event_create().unwrap(), device.gate_create().unwrap());
+    let old = on(&first, BLOCKS * PAGE, 2);
+    let (dst, bytes) = (old.address(), old.size());
+    device.launch(first.handle(), Kernel::Fill { dst, bytes, value: FIRST }).unwrap();
+    device.launch(first.handle(), Kernel::Wait { gate }).unwrap();
+    for _ in 0..KERNELS {
+        device.launch(first.handle(), Kernel::Add { dst, bytes, value: 1 }).unwrap();
+    }
+    let copy = Kernel::Copy { dst: sink.address(), src: dst.offset(bytes - PAGE), bytes: PAGE };
+    device.launch(first.handle(), copy).unwrap();
+    device.event_record(event, first.handle()).unwrap();
+    device.disown(dst, bytes);
+    drop(old);
+    let reserved = allocator.stats().reserved_bytes.all.current;
+    let start = Instant::now();
+    let new = allocator.alloc(BLOCKS * PAGE, &second).unwrap();
+    let took = start.elapsed();
+    assert!(!device.event_query(event).unwrap(), "the request waited for the other stream");
+    assert_eq!(allocator.stats().reserved_bytes.all.current, reserved, "the other stream's memory serves the request");
+    device.own(new.address(), new.size(), 3, second.handle());
+    device.launch(second.handle(), Kernel::Fill { dst: new.address(), bytes: new.size(), value: 7 }).unwrap();
+    device.gate_open(gate).unwrap();
+    for stream in [&first, &second] {
+        device.stream_synchronize(stream.handle()).unwrap();
+    }
+    for at in [0, PAGE / 2, PAGE - 4] {
+        assert_eq!(words(&**device, &first, sink.address().offset(at)), FIRST + KERNELS, "what the first stream left");
+    }
+    for page in 0..BLOCKS {
+        for at in [0, PAGE - 4] {
+            assert_eq!(words(&**device, &second, new.address().offset(page * PAGE + at)), 7, "page {page}");
+        }
+    }
+    device.event_destroy(event).unwrap();
+    allocator.validate().unwrap();
+    for block in [sink, new] {
+        device.disown(block.address(), block.size());
+    }
+    allocator.empty_cache().unwrap();
+    assert_eq!(allocator.stats().reserved_bytes.all.current, 0);
+    assert_eq!(device.findings(), Vec::<String>::new());
+    took
+}

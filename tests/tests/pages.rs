@@ -11,7 +11,7 @@ use gpupool_replay::generate::{Generator, Shape, Sizes};
 use gpupool_replay::stress::{Common, Harness, StressDevice};
 use gpupool_replay::trace::Trace;
 use gpupool_sim_device::{Scheduler, SimConfig, SimDevice};
-use gpupool_tests::alias::{alias_order, orders};
+use gpupool_tests::alias::{alias_order, awaited_on_the_device, orders};
 use gpupool_tests::lab::{Lab, MIB, pages};
 use gpupool_tests::verified::verified;
 
@@ -45,6 +45,13 @@ fn recordings_keep_what_was_written_under_every_preset() {
                 assert_eq!(device.findings(), Vec::<String>::new(), "{name}");
             }
         }
+    }
+}
+
+#[test]
+fn what_two_streams_write_to_the_same_memory_one_after_the_other_is_there() {
+    for scheduler in [Scheduler::InOrder, Scheduler::Adversarial, Scheduler::Random { seed: 7 }] {
+        awaited_on_the_device(&device(scheduler));
     }
 }
 

@@ -32,7 +32,8 @@ const DOUBLED_ROOM: u64 = 8;
 const MUCH: u64 = 8;
 /// From the second repetition on one that has taken this part moves nothing more.
 const ENOUGH: u64 = 16;
-/// Beyond the device's peak a repetition moves its own pages too, as long as that takes at most this part of what the first pass took.
+/// Beyond the device's peak the first repetition moves its own pages too, as long as that takes at most this part of what the first pass took;
+/// each later one half as much.
 const AT_PEAK: u64 = 4;
 /// A workload holds its level once it has handed out its peak so many times over without a new one...
 const TURNOVERS: i64 = 4;
@@ -113,7 +114,7 @@ impl Repetition {
 
     /// Nanoseconds that a repetition may still take of the driver where growth would raise the device's peak.
     pub(crate) fn left_at_peak(&self) -> u64 {
-        (self.first / AT_PEAK).saturating_sub(self.spent)
+        (self.first / AT_PEAK).checked_shr(self.over).unwrap_or(0).saturating_sub(self.spent)
     }
 
     /// Bytes that pages may hold before they are moved: none in a first pass, any number in a repetition that has moved enough.
