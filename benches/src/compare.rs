@@ -8,6 +8,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
 use gpupool_allocator::Policy;
@@ -338,6 +339,9 @@ fn simulated_threads(kind: Kind, prepared: &Prepared, threads: u16) -> Sampled {
     }
 }
 
+/// How long threads run together before they are timed, each having been warmed up by itself.
+const WARM_TOGETHER: Duration = Duration::from_millis(500);
+
 /// A sample of as many threads as there are peers.
 fn of_threads<P: Peer + Send>(prepared: &Prepared, mut peers: Vec<P>) -> Sampled
 where
@@ -351,6 +355,14 @@ where
     let rounds = if matches!(prepared, Prepared::WorkingSet { .. }) { STEPS } else { PAIRS };
     let mut running: Vec<Apart<Running<'_, P>>> =
         peers.into_iter().map(|peer| Running::start(prepared, peer).map(Apart)).collect::<Result<_, _>>()?;
+    let warm_up = |one: &mut Running<'_, P>| {
+        let start = Instant::now();
+        while start.elapsed() < WARM_TOGETHER {
+            one.run(rounds / 10)?;
+        }
+        Ok(())
+    };
+    together(&mut running, warm_up)?;
     let took = together(&mut running, |one| one.run(rounds).map(drop))?;
     let units = rounds as f64 * prepared.units_per_round() as f64;
     Ok((took.as_nanos() as f64 / units, None))

@@ -104,15 +104,16 @@ fn profile(program: &Path, case: &Case, rounds: u64) -> Result<String, Failed> {
 }
 
 /// The layers of the allocator, and the source files that each is made of (a part of their paths). Code of the standard library counts
-/// to what stands around it.
+/// to what stands around it; but the lock is nothing but that, so its instructions are known by what they are.
 const LAYERS: [(&str, &[&str]); 6] = [
     ("bin", &["allocator/src/arena/bins.rs"]),
     ("index", &["allocator/src/index/"]),
-    ("lock", &["allocator/src/sync.rs", "/spin-"]),
+    ("locked instructions", &["allocator/src/sync.rs", "/spin-"]),
     ("statistics", &["allocator/src/counters.rs", "allocator/src/peaks.rs"]),
     ("handle", &["allocator/src/allocation.rs", "alloc/src/sync.rs"]),
     ("request, records, merging", &["allocator/src/"]),
 ];
+const LOCKED: usize = 2;
 
 fn layer_of(file: &str) -> Option<usize> {
     LAYERS.iter().position(|(_, files)| files.iter().any(|part| file.contains(part)))
@@ -125,19 +126,61 @@ fn layer_of(file: &str) -> Option<usize> {
 /// As [`count`].
 pub fn layers(program: &Path, case: &Case) -> Result<Vec<(&'static str, f64)>, Failed> {
     let (fewer, more) = rounds_of(&case.workload);
-    let less = by_layer(&profile(program, case, fewer)?);
-    let all = by_layer(&profile(program, case, fewer + more)?);
+    let code = Code::of(program)?;
+    let less = by_layer(&profile(program, case, fewer)?, &code);
+    let all = by_layer(&profile(program, case, fewer + more)?, &code);
     let units = more * Prepared::new(&case.workload, &traces_folder())?.units_per_round();
     let took = all.iter().zip(less).map(|(all, less)| all.saturating_sub(less) as f64 / units as f64);
     Ok(LAYERS.iter().map(|(name, _)| *name).zip(took).collect())
 }
 
+/// A program's instructions as its file has them: where each part of it is loaded, and its bytes.
+struct Code {
+    parts: Vec<(u64, Vec<u8>)>,
+}
+
+impl Code {
+    /// The byte that an x86-64 instruction begins with which no other core may come between.
+    const LOCK_PREFIX: u8 = 0xf0;
+    const LOADED: u64 = 1;
+
+    /// Reads a program in the format of Linux (ELF, 64 bits).
+    fn of(program: &Path) -> Result<Self, Failed> {
+        let file = std::fs::read(program).map_err(Failed::io(program.display().to_string()))?;
+        let number = |at: u64, bytes: usize| -> Option<u64> {
+            let bytes = file.get(usize::try_from(at).ok()?..)?.get(..bytes)?;
+            Some(bytes.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)))
+        };
+        let header = |n: u64| -> Option<Option<(u64, Vec<u8>)>> {
+            let at = number(32, 8)? + n * number(54, 2)?;
+            if number(at, 4)? != Self::LOADED {
+                return Some(None);
+            }
+            let [offset, address, bytes] = [number(at + 8, 8)?, number(at + 16, 8)?, number(at + 32, 8)?];
+            let offset = usize::try_from(offset).ok()?;
+            let part = file.get(offset..)?.get(..usize::try_from(bytes).ok()?)?;
+            Some(Some((address, part.to_vec())))
+        };
+        let parts: Option<Vec<_>> = number(56, 2).and_then(|headers| (0..headers).map(header).collect());
+        let parts =
+            parts.ok_or_else(|| Failed::Valgrind { problem: "the program's file is not understood".to_owned() })?;
+        Ok(Self { parts: parts.into_iter().flatten().collect() })
+    }
+
+    fn is_locked(&self, address: u64) -> bool {
+        let byte = |(start, bytes): &(u64, Vec<u8>)| {
+            address.checked_sub(*start).and_then(|at| bytes.get(usize::try_from(at).ok()?).copied())
+        };
+        self.parts.iter().find_map(byte) == Some(Self::LOCK_PREFIX)
+    }
+}
+
 /// Adds up a profile's lines: those of a function follow each other by address, with the name of the file wherever it changes.
-fn by_layer(profile: &str) -> [u64; LAYERS.len()] {
+fn by_layer(profile: &str, code: &Code) -> [u64; LAYERS.len()] {
     let mut sums = [0; LAYERS.len()];
     // Files are named once and numbered from then on.
     let mut names: HashMap<&str, &str> = HashMap::new();
-    let (mut layer, mut inclusive) = (None, false);
+    let (mut layer, mut inclusive, mut address) = (None, false, 0_u64);
     for line in profile.lines() {
         if let Some((key, name)) = line.split_once('=') {
             let (number, name) = name.split_once(' ').unwrap_or((name, ""));
@@ -154,14 +197,27 @@ fn by_layer(profile: &str) -> [u64; LAYERS.len()] {
                 _ => {}
             }
         } else if line.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '*')) {
-            let cost = line.split_whitespace().last().and_then(|cost| cost.parse::<u64>().ok());
+            let mut words = line.split_whitespace();
+            address = moved(address, words.next().unwrap_or_default());
+            let cost = words.last().and_then(|cost| cost.parse::<u64>().ok());
             if let (Some(layer), Some(cost), false) = (layer, cost, inclusive) {
-                sums[layer] += cost;
+                sums[if code.is_locked(address) { LOCKED } else { layer }] += cost;
             }
             inclusive = false;
         }
     }
     sums
+}
+
+/// The address that a line of a profile says: itself, or how far from the last one.
+fn moved(last: u64, said: &str) -> u64 {
+    let number = |digits: &str| digits.parse().unwrap_or(0);
+    match said.as_bytes().first() {
+        Some(b'+') => last.wrapping_add(number(&said[1..])),
+        Some(b'-') => last.wrapping_sub(number(&said[1..])),
+        Some(b'*') => last,
+        _ => said.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0),
+    }
 }
 
 /// The most instructions that a case may take.
@@ -223,12 +279,24 @@ mod tests {
 
     #[test]
     fn a_profile_is_added_up_by_layer() {
-        let profile = "fl=(1) /x/crates/allocator/src/inner.rs\nfn=(1) alloc\n10 5\n\
-            fi=(2) /x/crates/allocator/src/arena/bins.rs\n+3 7\nfi=(3) /rustc/library/core/src/option.rs\n* 2\n\
-            fe=(1)\n11 1\ncfi=(4) /x/y.c\ncfn=(2) malloc\ncalls=1 20\n12 1000\n13 1\nfl=(4)\nfn=(2)\n20 1000\n";
-        let sums = by_layer(profile);
-        assert_eq!(LAYERS.map(|(name, _)| name)[0], "bin");
-        assert_eq!(sums, [9, 0, 0, 0, 0, 7]);
+        let profile = "fl=(1) /x/crates/allocator/src/inner.rs\nfn=(1) alloc\n0x10 10 5\n\
+            fi=(2) /x/crates/allocator/src/arena/bins.rs\n+3 +1 7\nfi=(3) /rustc/library/core/src/option.rs\n+3 * 2\n\
+            -2 * 4\n* * 1\nfe=(1)\n0x1a 11 1\ncfi=(4) /x/y.c\ncfn=(2) malloc\ncalls=1 0x20 20\n+6 12 1000\n+1 13 1\n\
+            fl=(4)\nfn=(2)\n0x14 20 1000\n";
+        // The instruction at 0x14 is a locked one.
+        let code = Code { parts: vec![(0x10, vec![0x90, 0x90, 0x90, 0x90, Code::LOCK_PREFIX, 0x90])] };
+        let sums = by_layer(profile, &code);
+        assert_eq!((LAYERS[0].0, LAYERS[LOCKED].0), ("bin", "locked instructions"));
+        assert_eq!(sums, [9, 0, 5, 0, 0, 7]);
+    }
+
+    #[test]
+    fn a_programs_instructions_are_found_where_it_is_loaded() {
+        let code = Code::of(&std::env::current_exe().unwrap()).unwrap();
+        let locked = |(start, bytes): &(u64, Vec<u8>)| (0..bytes.len() as u64).any(|at| code.is_locked(start + at));
+        assert!(code.parts.len() > 1 && code.parts.iter().any(locked));
+        assert!(!code.is_locked(u64::MAX));
+        assert!(Code::of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml")).is_err());
     }
 
     #[test]

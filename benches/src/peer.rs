@@ -75,6 +75,11 @@ pub trait Peer {
         Ok(())
     }
 
+    /// Requests so far that nothing free served, where that is known.
+    fn misses(&self) -> u64 {
+        0
+    }
+
     /// Driver calls so far, where there is a driver: those of the workload's own (captures) and capture queries apart.
     fn driver_calls(&self) -> Option<u64> {
         None

@@ -322,6 +322,68 @@ fn peaks_of_several_threads_are_not_added_up() {
     }
 }
 
+// Entry 54. However often threads stop each other for it: never less than there was, nor more than each had at most.
+#[test]
+fn a_peak_that_threads_tell_at_once_reads_neither_low_nor_above_what_each_had_at_most() {
+    const THREADS: u64 = 4;
+    const MOST: usize = 20;
+    for exact in [true, false] {
+        let lab = Lab::with(segments(Backing::Virtual).with_exact_peaks(exact), 100_000);
+        let streams: Vec<_> = (1..=THREADS).map(|n| lab.stream(n)).collect();
+        let all_at_once = std::sync::Barrier::new(streams.len());
+        std::thread::scope(|scope| {
+            for stream in &streams {
+                let (lab, all_at_once) = (&lab, &all_at_once);
+                scope.spawn(move || {
+                    let mut x = 0x9e37_79b9_7f4a_7c15_u64 ^ stream.handle().0;
+                    let alloc = || lab.allocator.alloc(3 * MIB, stream).unwrap();
+                    for round in 0..6 {
+                        let mut blocks: Vec<Block> = Vec::new();
+                        for _ in 0..2_000 {
+                            x ^= x << 13;
+                            x ^= x >> 7;
+                            x ^= x << 17;
+                            blocks.truncate(x as usize % MOST);
+                            blocks.push(alloc());
+                        }
+                        if round == 3 {
+                            blocks.resize_with(MOST, alloc);
+                            all_at_once.wait();
+                            all_at_once.wait();
+                        }
+                    }
+                });
+            }
+        });
+        let stats = lab.allocator.stats();
+        let most = THREADS as i64 * MOST as i64;
+        assert_eq!(stats.allocation.all.peak, most, "exact_peaks {exact}");
+        assert_eq!(stats.allocated_bytes.all.peak, most * 3 * MIB as i64, "exact_peaks {exact}");
+        drop(streams);
+        lab.done();
+    }
+}
+
+// Entry 55.
+#[test]
+fn misses_are_counted_and_hits_are_not() {
+    let lab = Lab::new(Backing::Virtual, 1_000);
+    let (one, two) = (lab.stream(1), lab.stream(2));
+    let misses = || (one.misses(), two.misses(), lab.allocator.stats().misses);
+    assert_eq!(misses(), (0, 0, 0));
+    for _ in 0..5 {
+        let block = lab.alloc(1, 10);
+        lab.free(block);
+        assert_eq!(misses(), (1, 0, 1));
+    }
+    // Another stream's idle segment is no hit.
+    let block = lab.alloc(2, 10);
+    assert_eq!(misses(), (1, 1, 2));
+    lab.free(block);
+    drop((one, two));
+    lab.done();
+}
+
 // Entry 55.
 #[test]
 fn without_a_history_nothing_is_kept_of_what_has_been() {

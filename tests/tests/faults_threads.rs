@@ -261,6 +261,68 @@ fn one_streams_hits_write_nothing_that_another_streams_hits_read() {
     lab.done();
 }
 
+// Entry 69. A miss takes nobody's lock for nothing, and nobody's bins are emptied for it.
+#[test]
+fn a_miss_leaves_what_other_streams_keep_in_bins() {
+    let lab = Lab::new(Backing::Virtual, 10_000);
+    let most = lab.alloc(4, 100);
+    lab.free(most);
+    lab.allocator.trim().unwrap();
+    assert_eq!(lab.reserved(), 0);
+    let small = lab.try_bytes(2, 512).unwrap();
+    lab.free(small);
+    let binned = || lab.allocator.stats().binned;
+    assert_eq!(binned(), 1);
+    let grown = lab.alloc(1, 30);
+    let also_small = lab.try_bytes(1, 512).unwrap();
+    assert_eq!((binned(), lab.reserved()), (1, 34));
+    // Before more is held than ever before they are emptied: their segment is what is wanted.
+    let more = lab.alloc(1, 66);
+    assert_eq!((binned(), lab.reserved()), (1, 100));
+    let last = lab.try_bytes(3, 512).unwrap();
+    assert_eq!((binned(), lab.reserved()), (0, 100));
+    [grown, also_small, more, last].into_iter().for_each(|block| lab.free(block));
+    lab.done();
+}
+
+// Entry 69. What one stream has done with serves the next one, so that a first pass is held by little memory; but not for ever, since each
+// then takes what the next one misses.
+#[test]
+fn streams_that_take_turns_end_up_with_memory_of_their_own() {
+    let lab = Lab::new(Backing::Virtual, 10_000);
+    let turn = || {
+        for stream in [1, 2, 3] {
+            let block = lab.alloc(stream, 100);
+            lab.free(block);
+        }
+    };
+    let reserved = || lab.allocator.stats().reserved_bytes.all.current as u64 / MIB;
+    turn();
+    assert_eq!(reserved(), 100);
+    (0..10).for_each(|_| turn());
+    // A repetition grows in rounder steps.
+    assert_eq!(reserved(), 100 + 2 * 128);
+    let before = (lab.calls(), lab.allocator.stats().misses);
+    (0..10).for_each(|_| turn());
+    assert_eq!((lab.calls(), lab.allocator.stats().misses), before);
+    lab.done();
+}
+
+// Entry 69.
+#[test]
+fn streams_that_take_turns_share_what_there_is_where_memory_is_short() {
+    let lab = Lab::new(Backing::Virtual, 10_000);
+    lab.allocator.set_memory_limit(Some(200 * MIB));
+    for _ in 0..20 {
+        for stream in [1, 2, 3] {
+            let block = lab.alloc(stream, 100);
+            lab.free(block);
+        }
+    }
+    assert_eq!(lab.allocator.stats().reserved_bytes.all.peak as u64, 100 * MIB);
+    lab.done();
+}
+
 // Entry 100.
 #[test]
 fn a_request_of_zero_bytes_gets_null_and_null_can_be_freed_anywhere() {

@@ -317,6 +317,28 @@ mod checked {
     }
 
     #[test]
+    fn an_idle_segment_that_two_streams_want_and_its_own_uses() {
+        check(|| {
+            let bench = Bench::new();
+            let streams = [bench.stream(), bench.stream(), bench.stream()];
+            drop(bench.allocator.alloc(30 << 20, &streams[0]).unwrap());
+            let threads = streams.map(|stream| {
+                let bench = Arc::clone(&bench);
+                thread::spawn(move || {
+                    let block = bench.allocator.alloc(30 << 20, &stream).unwrap();
+                    bench.fill(&stream, block.address(), 1);
+                    drop(block);
+                    drop(bench.allocator.alloc(20 << 20, &stream).unwrap());
+                })
+            });
+            for thread in threads {
+                thread.join().unwrap();
+            }
+            bench.finish();
+        });
+    }
+
+    #[test]
     fn a_stream_retired_while_others_allocate_and_trim() {
         check(|| {
             let bench = Bench::new();

@@ -199,8 +199,8 @@ fn threads(repetitions: usize, most: u16, traces: &Path) -> Result<(), Failed> {
         let one = (0..5).map(|_| Ok(time(&prepared, Gpupool::new(Policy::Segments, needs)?)?.ns));
         let one = Spread::of(one.collect::<Result<_, Failed>>()?).map_or(100.0, |s| s.least);
         println!(
-            "\n{workload}: {:>8} {:>16} {:>10} {:>16} {:>10} {:>12}",
-            "threads", "million a second", "scaling", "private loop", "scaling", "share"
+            "\n{workload}: {:>8} {:>16} {:>10} {:>16} {:>10} {:>12} {:>10} {:>14}",
+            "threads", "million a second", "scaling", "private loop", "scaling", "share", "misses", "driver calls"
         );
         let (mut first, mut first_loop) = (0.0, 0.0);
         for n in [1, 2, 4, 8, 12, 16].into_iter().filter(|n| *n <= most) {
@@ -210,6 +210,10 @@ fn threads(repetitions: usize, most: u16, traces: &Path) -> Result<(), Failed> {
                 running.push(Apart(Running::start(&prepared, peer.with_stream(stream))?));
             }
             let mut loops = vec![Apart(PrivateLoop::of_length(Duration::from_secs_f64(one * 1e-9))); usize::from(n)];
+            // Each was warmed up by itself; together they settle what each needs.
+            together(&mut running, |one| one.run(ROUNDS).map(drop))?;
+            let calls = || (peer.allocator().stats().misses, peer.driver_calls().unwrap_or(0));
+            let before = calls();
             let (mut ours, mut theirs) = (Vec::new(), Vec::new());
             let rate = |took: Duration| f64::from(n) * ROUNDS as f64 / took.as_secs_f64() / 1e6;
             // In turn, so that what disturbs the machine disturbs both.
@@ -226,15 +230,19 @@ fn threads(repetitions: usize, most: u16, traces: &Path) -> Result<(), Failed> {
                 (first, first_loop) = (ours, theirs);
             }
             let (scaling, of_loop) = (ours / first, theirs / first_loop);
+            let after = calls();
+            let thousands = u64::from(n) as f64 * ROUNDS as f64 * repetitions as f64 / 1e3;
             println!(
-                "{:>width$} {ours:>16.2} {scaling:>10.2} {theirs:>16.2} {of_loop:>10.2} {:>12.2}",
+                "{:>width$} {ours:>16.2} {scaling:>10.2} {theirs:>16.2} {of_loop:>10.2} {:>12.2} {:>10.3} {:>14.3}",
                 n,
                 scaling / of_loop,
+                (after.0 - before.0) as f64 / thousands,
+                (after.1 - before.1) as f64 / thousands,
                 width = workload.to_string().len() + 10
             );
         }
     }
-    println!("(budget: scaling 12 at 16 threads, or a share of 0.85)");
+    println!("(budget: scaling 12 at 16 threads, or a share of 0.85; misses and driver calls of 1,000 pairs or steps)");
     Ok(())
 }
 
@@ -242,21 +250,33 @@ fn threads(repetitions: usize, most: u16, traces: &Path) -> Result<(), Failed> {
 const WARM: usize = 4;
 const TURNS: usize = 8;
 
+/// How long requests took, in nanoseconds, the shortest first: those that a free block served, and those that none did.
+struct Latencies {
+    hits: Vec<u32>,
+    misses: Vec<u32>,
+}
+
 /// How long each request of a recording takes on every one of `n` threads at once, after warm-up.
-fn latencies<P: Peer + Send>(script: &Script, peers: Vec<P>) -> Result<Vec<u32>, Failed>
+fn latencies<P: Peer + Send>(script: &Script, peers: Vec<P>) -> Result<Latencies, Failed>
 where
     P::Block: Send,
 {
     struct Worker<P: Peer> {
         peer: P,
         slots: Vec<Option<P::Block>>,
-        took: Vec<u32>,
+        hits: Vec<u32>,
+        misses: Vec<u32>,
     }
-    let worker = |peer| Apart(Worker { peer, slots: Vec::new(), took: Vec::new() });
+    let worker = |peer| Apart(Worker { peer, slots: Vec::new(), hits: Vec::new(), misses: Vec::new() });
     let mut workers: Vec<_> = peers.into_iter().map(worker).collect();
     together(&mut workers, |w| {
         w.slots.resize_with(script.slots as usize, || None);
-        w.took.reserve_exact(script.ops.len() * TURNS);
+        for took in [&mut w.hits, &mut w.misses] {
+            // Memory that was written to before: the first write to a page of new memory takes a while.
+            took.resize(script.ops.len() * TURNS, 1);
+            took.clear();
+        }
+        let mut misses = w.peer.misses();
         for turn in 0..WARM + TURNS {
             for op in &script.ops {
                 match *op {
@@ -264,8 +284,11 @@ where
                         let start = Instant::now();
                         let block = w.peer.alloc(bytes, 0);
                         let took = start.elapsed();
+                        let now = w.peer.misses();
+                        let missed = std::mem::replace(&mut misses, now) != now;
                         if turn >= WARM {
-                            w.took.push(u32::try_from(took.as_nanos()).unwrap_or(u32::MAX));
+                            let list = if missed { &mut w.misses } else { &mut w.hits };
+                            list.push(u32::try_from(took.as_nanos()).unwrap_or(u32::MAX));
                         }
                         w.slots[slot as usize] = block;
                     }
@@ -278,7 +301,31 @@ where
         }
         Ok(())
     })?;
-    let mut all: Vec<u32> = workers.into_iter().flat_map(|w| w.0.took).collect();
+    let mut all = Latencies { hits: Vec::new(), misses: Vec::new() };
+    for Apart(worker) in workers {
+        all.hits.extend(worker.hits);
+        all.misses.extend(worker.misses);
+    }
+    all.hits.sort_unstable();
+    all.misses.sort_unstable();
+    Ok(all)
+}
+
+/// How long rounds of a loop on private memory take on every one of `n` threads at once, a round timed and one not in turn as with requests
+/// and frees; in nanoseconds, the shortest first.
+fn lonely(round: Duration, threads: u16, rounds: usize) -> Result<Vec<u32>, Failed> {
+    let timed = || PrivateLoop::of_length(round);
+    let mut loops: Vec<_> = (0..threads).map(|_| Apart((timed(), vec![1_u32; rounds]))).collect();
+    together(&mut loops, |(private, took)| {
+        for took in took {
+            let start = Instant::now();
+            private.run(1);
+            *took = u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX);
+            private.run(1);
+        }
+        Ok(())
+    })?;
+    let mut all: Vec<u32> = loops.into_iter().flat_map(|Apart((_, took))| took).collect();
     all.sort_unstable();
     Ok(all)
 }
@@ -286,7 +333,7 @@ where
 /// The slowest requests, beside those of a loop that does nothing.
 fn tails(threads: u16, traces: &Path) -> Result<(), Failed> {
     println!(
-        "\nrequests after warm-up, {threads} threads, with both looks at the clock; nanoseconds (budget: p99.9 1,000, p99.99 10,000)"
+        "\nrequests after warm-up, {threads} threads, with both looks at the clock; nanoseconds (budget of hits: p99.9 1,000, p99.99 10,000)"
     );
     println!(
         "{:<26} {:<12} {:>9} {:>7} {:>7} {:>8} {:>9} {:>10}",
@@ -309,8 +356,13 @@ fn tails(threads: u16, traces: &Path) -> Result<(), Failed> {
                 at(1.0)
             );
         };
-        row("segments", &latencies(&script, (0..threads).map(|n| peer.with_stream(n)).collect())?);
-        row("empty loop", &latencies(&script, (0..threads).map(|_| Nothing::new(NEEDS)).collect())?);
+        let ours = latencies(&script, (0..threads).map(|n| peer.with_stream(n)).collect())?;
+        row("hits", &ours.hits);
+        row("misses", &ours.misses);
+        row("empty loop", &latencies(&script, (0..threads).map(|_| Nothing::new(NEEDS)).collect())?.hits);
+        // As long as most hits are: what the machine itself puts in between falls into as many of its rounds.
+        let usual = Duration::from_nanos(u64::from(ours.hits.get(ours.hits.len() / 2).copied().unwrap_or(0)));
+        row("private loop", &lonely(usual, threads, ours.hits.len() / usize::from(threads.max(1)))?);
     }
     Ok(())
 }

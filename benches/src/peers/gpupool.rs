@@ -185,6 +185,10 @@ impl Peer for Gpupool {
         Ok(())
     }
 
+    fn misses(&self) -> u64 {
+        self.streams.iter().map(Stream::misses).sum()
+    }
+
     fn driver_calls(&self) -> Option<u64> {
         let apart = [Call::StreamGetCaptureInfo, Call::StreamBeginCapture, Call::StreamEndCapture, Call::GraphDestroy];
         let counts = self.allocator.device().call_counts();

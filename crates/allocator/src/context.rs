@@ -1,6 +1,6 @@
 //! What the process is doing right now, as far as the policy cares: open scopes, captures marked begun, each thread's current stream.
 
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -22,8 +22,6 @@ pub(crate) struct Context {
     pub(crate) current: Mutex<HashMap<ThreadId, StreamHandle>>,
     /// Streams that may have work: all that are not retired, and retired ones until their last mark is done. By id.
     pub(crate) streams: Mutex<Vec<Arc<StreamCore>>>,
-    /// Whether any stream was ever retired: else nobody need look for what such streams leave.
-    pub(crate) any_retired: AtomicBool,
 }
 
 impl Context {
@@ -33,7 +31,6 @@ impl Context {
             marked_captures: AtomicUsize::new(0),
             current: Mutex::new(Rank::Leaf, HashMap::new()),
             streams: Mutex::new(Rank::Leaf, Vec::new()),
-            any_retired: AtomicBool::new(false),
         }
     }
 }

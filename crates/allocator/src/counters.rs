@@ -368,8 +368,9 @@ impl ActiveCounters {
     }
 }
 
-/// What an arena counts. Written under the arena's lock.
+/// What an arena counts. Written under the arena's lock; on cache lines of its own (in pairs, as they are fetched).
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub(crate) struct ArenaCounters {
     allocation: CounterArray,
     allocated_bytes: CounterArray,
@@ -381,6 +382,8 @@ pub(crate) struct ArenaCounters {
     oversize_allocations: Counter,
     /// Blocks and bytes of each part.
     past_bins: [[PastBins; 2]; 2],
+    /// Requests that no free block served.
+    misses: AtomicI64,
     /// The most bytes that were handed out at once since [`start_recording`](Self::start_recording); `i64::MAX` when nobody records.
     recording: Recording,
     pub(crate) telling: Telling,
@@ -408,6 +411,7 @@ pub(crate) struct ArenaStats {
     pub(crate) oversize_allocations: Stat,
     pub(crate) binned: i64,
     pub(crate) binned_bytes: i64,
+    pub(crate) misses: i64,
 }
 
 impl ArenaCounters {
@@ -658,6 +662,7 @@ impl ArenaCounters {
             // Each figure by itself is never less, but two that are read one after the other may be of two moments.
             binned: self.binned().0.max(0),
             binned_bytes: self.binned().1.max(0),
+            misses: self.misses(),
         }
     }
 
@@ -687,6 +692,16 @@ impl ArenaCounters {
         ];
         let oversize = self.oversize_allocations.figure();
         std::array::from_fn(|at| arrays.get(at / 3).map_or(oversize, |array| array[at % 3]))
+    }
+
+    /// A request found no free block. Under no lock: several threads may miss at once.
+    pub(crate) fn missed(&self) {
+        self.misses.fetch_add(1, Relaxed);
+    }
+
+    /// Requests that no free block served.
+    pub(crate) fn misses(&self) -> i64 {
+        self.misses.load(Relaxed)
     }
 
     /// Blocks in bins, and their bytes.

@@ -79,7 +79,7 @@ impl<D: Device> Inner<D> {
         let mut out = Trimmed::default();
         let Some(age) = self.shared.config.idle_decay() else { return Ok(out) };
         let now = self.shared.driver.device().now();
-        for arena in self.default_arenas() {
+        for arena in self.default_arenas().iter() {
             arena.release(&arena.unused_for(age, None, now), Patience::Nothing, &mut out)?;
             arena.give_back_unused_pages(age, None, now, &mut out, || true)?;
         }

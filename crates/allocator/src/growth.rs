@@ -1,7 +1,6 @@
 //! Growth: a new segment from the driver, and memory taken from elsewhere in its place.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use gpupool_device::{Device, StreamHandle};
 
@@ -12,7 +11,7 @@ use crate::inner::{DEDICATED_STEP, Inner, Request, Served};
 use crate::ladder::{Outcome, Step};
 use crate::pool::Pool;
 use crate::totals::Refusal;
-use crate::units::to_bytes;
+use crate::units::{to_bytes, to_units};
 
 /// A wholly free segment, noted while its arena was locked.
 #[derive(Clone, Copy, Debug)]
@@ -133,43 +132,85 @@ impl<D: Device> Inner<D> {
         generous
     }
 
-    /// Moves the smallest fitting wholly free segment of another stream of the default pool into the request's arena, once the
-    /// work on it is done. With `wait` it waits on the host for that.
+    /// Moves a fitting idle segment of another stream of the default pool into the request's arena, once the work on it is done. With `wait`,
+    /// where memory is short, it waits on the host for that.
+    ///
+    /// Arenas that offer nothing that may fit are left alone, and what others have in bins stays there; but where more would be held than ever
+    /// before, their bins are emptied first: what lies there may be the rest of a segment.
     pub(crate) fn take_idle_segment(&self, request: &Request<D>, wait: bool) -> Result<bool, AllocError> {
-        if request.pool.is_some() {
+        if request.pool.is_some() || (!wait && self.shared.totals.has_traded_enough(request.segment_bytes)) {
             return Ok(false);
         }
-        let mut found: Vec<(u64, Arc<Arena<D>>, Idle)> = Vec::new();
-        for arena in self.default_arenas() {
-            if Arc::ptr_eq(&arena, &request.arena) || !wait && arena.is_barren() {
-                continue;
-            }
-            let idle = arena.idle_segments(|lane| lane.part == request.part && arena.is_default_slot(lane.slot));
-            let fits = idle.into_iter().filter(|i| self.may_serve(request, i.bytes));
-            found.extend(fits.map(|i| (i.bytes, Arc::clone(&arena), i)));
-        }
-        found.sort_by_key(|(bytes, _, idle)| (*bytes, idle.ordinal));
-        for (_, arena, idle) in found {
-            if !arena.is_quiescent(&idle, wait)? {
-                continue;
-            }
-            let memory = {
-                let mut state = arena.lock();
-                if !state.still_idle(&idle) {
-                    continue;
-                }
-                state.detach(idle.block).map(|s| s.memory)
-            };
-            let Some(memory) = memory else { continue };
-            let mut state = request.arena.lock();
-            if request.is_stranded(&state) {
-                drop(state);
-                return Err(self.refuse_stranded(request, memory));
-            }
-            state.attach(memory, request.lane);
+        let arenas = self.default_arenas();
+        // From the next one on, so that not all look at the first ones first.
+        let own = arenas.iter().position(|arena| Arc::ptr_eq(arena, &request.arena)).unwrap_or(0);
+        let all = arenas[own..].iter().chain(&arenas[..own]);
+        let others: Vec<_> = all.filter(|arena| !Arc::ptr_eq(arena, &request.arena)).collect();
+        if self.take_offered(request, &others, wait)? {
             return Ok(true);
         }
+        if !wait && !self.shared.totals.would_hold_most(request.segment_bytes) {
+            return Ok(false);
+        }
+        let empty = |arena: &&&Arc<Arena<D>>| arena.counters.binned().0 > 0 && arena.lock().flush_bins(&arena.counters);
+        Ok(others.iter().filter(empty).count() > 0 && self.take_offered(request, &others, wait)?)
+    }
+
+    /// As [`take_idle_segment`](Self::take_idle_segment), of what arenas offer: of the smallest class of sizes that any has, the smallest of
+    /// the first arena that has one.
+    fn take_offered(&self, request: &Request<D>, others: &[&Arc<Arena<D>>], wait: bool) -> Result<bool, AllocError> {
+        let Some(size) = to_units(request.size) else { return Ok(false) };
+        let mut classes = others.iter().fold(0, |all, arena| all | arena.offers.at_least(request.part, size));
+        while classes != 0 {
+            let class = classes.trailing_zeros();
+            classes &= classes - 1;
+            for arena in others.iter().filter(|arena| arena.offers.has(request.part, class)) {
+                let mut found: Vec<Idle> = {
+                    let state = arena.lock();
+                    let blocks = state.idle_segments.of_class(request.part, class);
+                    let idle = blocks.filter_map(|block| state.idle_of(block));
+                    idle.filter(|idle| self.may_serve(request, idle.bytes)).collect()
+                };
+                found.sort_by_key(|idle| (idle.bytes, idle.ordinal));
+                for idle in found {
+                    if self.take_this_idle(request, arena, &idle, wait)? {
+                        return Ok(true);
+                    }
+                }
+            }
+        }
         Ok(false)
+    }
+
+    /// As [`take_idle_segment`](Self::take_idle_segment), this one, if it still is idle and the work on it is done.
+    fn take_this_idle(
+        &self,
+        request: &Request<D>,
+        arena: &Arena<D>,
+        idle: &Idle,
+        wait: bool,
+    ) -> Result<bool, AllocError> {
+        if !arena.is_quiescent(idle, wait)? {
+            return Ok(false);
+        }
+        let memory = {
+            let mut state = arena.lock();
+            if !state.still_idle(idle) {
+                return Ok(false);
+            }
+            state.detach(idle.block).map(|s| s.memory)
+        };
+        let Some(memory) = memory else { return Ok(false) };
+        let mut state = request.arena.lock();
+        if request.is_stranded(&state) {
+            drop(state);
+            return Err(self.refuse_stranded(request, memory));
+        }
+        let bytes = memory.bytes;
+        state.attach(memory, request.lane);
+        drop(state);
+        self.shared.totals.traded(bytes);
+        Ok(true)
     }
 
     /// Whether an idle segment may be cut up for a request: oversize ones are kept for oversize requests.
@@ -185,10 +226,10 @@ impl<D: Device> Inner<D> {
 
     /// Serves the request from a free block of a stream that was retired and whose last work is done.
     pub(crate) fn take_from_retired(&self, request: &Request<D>) -> Option<Served<D>> {
-        if request.pool.is_some() || !self.shared.context.any_retired.load(Ordering::Acquire) {
+        if request.pool.is_some() {
             return None;
         }
-        for arena in self.default_arenas() {
+        for arena in self.default_arenas().iter().filter(|arena| arena.offers.are_of_retired()) {
             let lanes: Vec<_> = {
                 let state = arena.lock();
                 let retired = state.lanes.iter().enumerate().filter(|(_, l)| {
@@ -208,7 +249,7 @@ impl<D: Device> Inner<D> {
                 state.record_owner(handed.block, &request.core);
                 request.note(&state, &handed);
                 drop(state);
-                return Some(Served { arena, handed });
+                return Some(Served { arena: Arc::clone(arena), handed });
             }
         }
         None
@@ -248,10 +289,6 @@ impl<D: Device> Arena<D> {
     pub(crate) fn idle_segments(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> Vec<Idle> {
         let mut state = self.lock();
         state.flush_bins(&self.counters);
-        if self.shared.rules.pages.is_none() && state.idle_in_order(|_| true).is_empty() {
-            self.note_barren(self.counters.changes());
-            return Vec::new();
-        }
         state.idle_in_order(pick)
     }
 
@@ -278,20 +315,20 @@ impl<D: Device> Arena<D> {
 }
 
 impl crate::arena::ArenaState {
-    /// The wholly free segments of some lanes, with their ties. O(segments).
+    /// The wholly free segments of some lanes, with their ties. O(idle segments).
     fn idle(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> impl Iterator<Item = (u64, Idle)> {
-        self.segments.iter().filter_map(move |(at, segment)| {
-            let lane = &self.lanes[self.blocks[segment.first].lane as usize];
-            if pick(lane) { Some((segment.tie, self.idle_in(at, segment)?)) } else { None }
+        self.idle_segments.blocks().filter_map(move |id| {
+            let lane = &self.lanes[self.blocks[id].lane as usize];
+            if pick(lane) { Some((self.segments.get(self.blocks[id].segment)?.tie, self.idle_of(id)?)) } else { None }
         })
     }
 
-    /// Bytes in the wholly free segments of some lanes. O(segments).
+    /// Bytes in the wholly free segments of some lanes. O(idle segments).
     pub(crate) fn idle_bytes(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> u64 {
         self.idle(pick).map(|(_, idle)| idle.bytes).sum()
     }
 
-    /// The wholly free segments of some lanes, lane by lane and in index order in each. O(segments).
+    /// The wholly free segments of some lanes, lane by lane and in index order in each. O(n log n) in idle segments.
     pub(crate) fn idle_in_order(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> Vec<Idle> {
         let mut out: Vec<_> = self.idle(pick).collect();
         out.sort_unstable_by_key(|(tie, i)| (i.lane, i.bytes, *tie));

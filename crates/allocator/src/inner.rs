@@ -114,7 +114,7 @@ pub(crate) struct Inner<D: Device> {
     /// Every arena: those of streams in the default pool, and those of private pools.
     pub(crate) arenas: Mutex<Vec<Arc<Arena<D>>>>,
     /// Those of them that hold the default pool: an allocation that finds nothing looks at these, and at no private pool's.
-    default_arenas: Mutex<Vec<Arc<Arena<D>>>>,
+    default_arenas: Mutex<Arc<[Arc<Arena<D>>]>>,
     /// Under policies with one arena, that one.
     single: Option<Arc<Arena<D>>>,
     pub(crate) pools: PoolTable<D>,
@@ -171,8 +171,9 @@ impl<D: Device> Inner<D> {
         self.arenas.lock().clone()
     }
 
-    pub(crate) fn default_arenas(&self) -> Vec<Arc<Arena<D>>> {
-        self.default_arenas.lock().clone()
+    /// The arenas of the default pool. O(1): nobody's count of references is touched but the list's.
+    pub(crate) fn default_arenas(&self) -> Arc<[Arc<Arena<D>>]> {
+        Arc::clone(&self.default_arenas.lock())
     }
 
     /// Registers a stream, or returns its registration.
@@ -203,7 +204,8 @@ impl<D: Device> Inner<D> {
         if self.single.is_none() {
             self.shared.peaks.join(&stream.arena);
             self.arenas.lock().push(Arc::clone(&stream.arena));
-            self.default_arenas.lock().push(Arc::clone(&stream.arena));
+            let mut arenas = self.default_arenas.lock();
+            *arenas = arenas.iter().chain([&stream.arena]).cloned().collect();
         }
         stream
     }
@@ -444,7 +446,7 @@ impl<D: Device> Inner<D> {
 
     /// Forgets the arenas of retired streams that hold nothing any more, and the streams whose last work is done.
     pub(crate) fn forget_retired(&self) {
-        for arena in self.default_arenas() {
+        for arena in self.default_arenas().iter() {
             let mut state = arena.lock();
             let retired = state.lanes.iter().all(|l| !l.in_use || l.core.is_retired());
             if self.single.is_some() || !arena.holds_default || !retired || !state.segments.is_empty() {
@@ -453,16 +455,13 @@ impl<D: Device> Inner<D> {
             // A request that is on its way here finds its lane gone.
             state.remove_slot(0);
             drop(state);
-            self.default_arenas.lock().retain(|a| !Arc::ptr_eq(a, &arena));
-            let removed = {
-                let mut arenas = self.arenas.lock();
-                let before = arenas.len();
-                arenas.retain(|a| !Arc::ptr_eq(a, &arena));
-                arenas.len() < before
-            };
+            {
+                let mut arenas = self.default_arenas.lock();
+                *arenas = arenas.iter().filter(|a| !Arc::ptr_eq(a, arena)).cloned().collect();
+            }
             // Another thread may have forgotten it at the same time.
-            if removed {
-                self.shared.peaks.leave(&arena);
+            if self.shared.peaks.leave(arena) {
+                self.arenas.lock().retain(|a| !Arc::ptr_eq(a, arena));
                 self.folded.lock().fold(&arena.counters);
                 arena.discard();
             }

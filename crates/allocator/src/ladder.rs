@@ -93,6 +93,7 @@ impl<D: Device> Inner<D> {
     /// It ends: each progress consumed something finite (pending blocks, idle segments, binned blocks), and reclaimers, which may
     /// claim success for ever, are asked once.
     pub(crate) fn climb(&self, request: &Request<D>) -> Result<Served<D>, AllocError> {
+        request.arena.counters.missed();
         let ladder = self.shared.rules.ladder;
         if request.arena.idle.residency() != Residency::Resident {
             request.arena.ready(Some(self), &[])?;

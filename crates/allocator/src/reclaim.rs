@@ -167,7 +167,7 @@ impl<D: Device> Inner<D> {
         }
         let target = held - threshold;
         let mut paged = Trimmed::default();
-        for arena in self.default_arenas() {
+        for arena in self.default_arenas().iter() {
             let large = |lane: &Lane| arena.is_default_slot(lane.slot) && lane.part == Part::Large;
             let most = target.saturating_sub(paged.released_bytes);
             arena.give_back_pages(large, Patience::Nothing, most, &mut paged, || true)?;
@@ -176,12 +176,12 @@ impl<D: Device> Inner<D> {
             return Ok(paged.released_bytes);
         }
         let mut candidates: Vec<(Arc<Arena<D>>, Idle, u64)> = Vec::new();
-        for arena in self.default_arenas() {
+        for arena in self.default_arenas().iter() {
             for idle in arena.idle_of_part(0, Part::Large) {
                 let state = arena.lock();
                 let age = (state.slots[0].age[Part::Large.index()] as u32).wrapping_sub(state.blocks[idle.block].age);
                 drop(state);
-                candidates.push((Arc::clone(&arena), idle, u64::from(age)));
+                candidates.push((Arc::clone(arena), idle, u64::from(age)));
             }
         }
         let patience = if self.shared.rules.collects_busy_memory { Patience::Driver } else { Patience::Nothing };
@@ -224,6 +224,7 @@ impl<D: Device> Inner<D> {
         let counters = &request.arena.counters;
         let trims =
             self.shared.trims_before_growth() && !request.arena.lock().repetition.covers(request.size, counters);
+        let trims = trims && !self.shared.totals.has_traded_enough(request.segment_bytes);
         let over_peak = if trims { after.saturating_sub(peak) } else { 0 };
         let over_mark = config.trim_above().map_or(0, |mark| after.saturating_sub(mark));
         let excess = over_peak.max(over_mark);
@@ -231,12 +232,10 @@ impl<D: Device> Inner<D> {
             return Ok(decayed);
         }
         let mut found: Vec<(Arc<Arena<D>>, Idle)> = Vec::new();
-        for arena in self.default_arenas() {
-            if arena.is_barren() {
-                continue;
-            }
-            let idle = arena.idle_segments(|lane| arena.is_default_slot(lane.slot));
-            found.extend(idle.into_iter().map(|i| (Arc::clone(&arena), i)));
+        // Where more would be held than ever before, what others had in bins was given up before.
+        for arena in self.default_arenas().iter().filter(|arena| arena.offers.any()) {
+            let idle = arena.lock().idle_in_order(|lane| arena.is_default_slot(lane.slot));
+            found.extend(idle.into_iter().map(|i| (Arc::clone(arena), i)));
         }
         for pool in self.pools.freeable() {
             let idle = pool.arena.idle_segments(|lane| lane.slot == pool.slot);
@@ -277,7 +276,7 @@ impl<D: Device> Inner<D> {
             arena.release_lanes(|lane| default_or_free(arena, lane, &never_captured), patience, &mut out)?;
         }
         if out.released_bytes == 0 {
-            for arena in self.default_arenas() {
+            for arena in self.default_arenas().iter() {
                 arena.release_lanes(|lane| arena.is_default_slot(lane.slot), patience, &mut out)?;
             }
         }
@@ -346,7 +345,7 @@ impl<D: Device> Inner<D> {
                 arena.wait_for_pending()?;
             }
             self.settle_leaving(true)?;
-            for arena in self.default_arenas() {
+            for arena in self.default_arenas().iter() {
                 for part in [Part::Large, Part::Small] {
                     let idle = arena.idle_of_part(0, part);
                     arena.release(&idle, Patience::Everything, &mut out)?;
@@ -361,6 +360,7 @@ impl<D: Device> Inner<D> {
         self.forget_empty_pools();
         self.forget_retired();
         out.driver_pool_bytes = self.trim_driver_pool(!in_capture)?;
+        self.shared.totals.start_afresh();
         self.note_held(in_capture, &mut out);
         Ok(out)
     }
@@ -469,8 +469,8 @@ impl<D: Device> Inner<D> {
     pub(crate) fn discard_pool(&self, pool: &Pool<D>) {
         pool.arena.lock().remove_slot(pool.slot);
         if !pool.arena.holds_default {
-            self.arenas.lock().retain(|a| !Arc::ptr_eq(a, &pool.arena));
             self.shared.peaks.leave(&pool.arena);
+            self.arenas.lock().retain(|a| !Arc::ptr_eq(a, &pool.arena));
             self.folded.lock().fold(&pool.arena.counters);
             pool.arena.discard();
         }

@@ -14,9 +14,9 @@ use crate::totals::{IdleStats, PageStats};
 /// What PyTorch calls `memory_stats`, and more. Bytes, or counts.
 ///
 /// Current and cumulative figures are exact at any quiet moment. A peak over several streams is the most there was at once, in the order
-/// in which the requests that made it came back; streams and pools that are gone stay in it. Where many threads go up and down for long,
-/// each at its own time, it may read high, by as much again at worst; with
-/// [`exact_peaks`](crate::Config::exact_peaks) it never does.
+/// in which the requests that made it came back; streams and pools that are gone stay in it. Where threads that go up and down, each at its
+/// own time, would stop each other for it, it may read high: by a 32nd at first, and by no more than it takes until they do not, which is the
+/// sum of what each stream had at most. With [`exact_peaks`](crate::Config::exact_peaks) it never does.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -62,6 +62,8 @@ pub struct Stats {
     pub binned: i64,
     /// Their bytes; part of the free bytes.
     pub binned_bytes: i64,
+    /// Requests that found no free block of their stream or pool, and so took the long way: whatever served them in the end. Never reset.
+    pub misses: i64,
     /// What moving pages took.
     pub pages: PageStats,
     /// What idle pools did.
@@ -104,6 +106,7 @@ impl Stats {
         self.oversize_allocations.add(c.oversize_allocations);
         self.binned += c.binned;
         self.binned_bytes += c.binned_bytes;
+        self.misses += c.misses;
     }
 
     /// Bytes in segments that are neither live nor pending.
@@ -185,8 +188,8 @@ impl<D: Device> Inner<D> {
         let arenas: Vec<Arc<Arena<D>>> = self.arenas();
         arenas.iter().for_each(|a| out.add_arena(&a.counters));
         if !self.shared.rules.single_arena {
-            for (stat, peak) in out.of_arenas().zip(self.shared.peaks.read()) {
-                stat.peak = peak;
+            for (at, stat) in out.of_arenas().enumerate() {
+                stat.peak = self.shared.peaks.read(at, stat.peak);
             }
         }
         let totals = self.shared.totals.lock();

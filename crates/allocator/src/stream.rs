@@ -338,6 +338,14 @@ impl<D: Device> Clone for Stream<D> {
 }
 
 impl<D: Device> Stream<D> {
+    /// How many requests on this stream found no free block in its part of the default pool, and so took the long way. O(1), no lock.
+    ///
+    /// Where it has not moved, the request in between was a hit.
+    #[must_use]
+    pub fn misses(&self) -> u64 {
+        self.arena.counters.misses().max(0) as u64
+    }
+
     /// The registration's number.
     #[must_use]
     pub fn id(&self) -> StreamId {

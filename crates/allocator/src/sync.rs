@@ -106,6 +106,17 @@ impl<T> Mutex<T> {
         Guard { inner: locked(&self.inner), rank: self.rank }
     }
 
+    /// `None` if somebody has it.
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        #[cfg(not(gpupool_shuttle))]
+        let inner = self.inner.try_lock()?;
+        #[cfg(gpupool_shuttle)]
+        let inner = self.inner.try_lock().ok()?;
+        #[cfg(all(debug_assertions, not(gpupool_shuttle)))]
+        order::take(self.rank);
+        Some(Guard { inner, rank: self.rank })
+    }
+
     pub(crate) fn get_mut(&mut self) -> &mut T {
         exclusive(&mut self.inner)
     }
@@ -134,21 +145,30 @@ fn exclusive<T>(mutex: &mut Inner<T>) -> &mut T {
 
 #[cfg(not(gpupool_shuttle))]
 mod quick {
-    /// What a thread does that waits for a [`QuickMutex`](super::QuickMutex).
-    pub(crate) struct LetOthersRun;
+    /// How often a thread looks whether a lock is free before it lets other threads run. Locks are held for less than that; who has one for
+    /// longer does not run.
+    const LOOKS: u32 = 64;
 
-    /// How often it looks before it lets other threads run.
-    const LOOKS: u32 = 32;
+    pub(super) type Inner<T> = spin::mutex::SpinMutex<T>;
+    pub(super) type InnerGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
 
-    impl spin::RelaxStrategy for LetOthersRun {
-        fn relax() {
-            (0..LOOKS).for_each(|_| std::hint::spin_loop());
+    /// The lock, when somebody has it just now.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn wait<T>(mutex: &Inner<T>) -> InnerGuard<'_, T> {
+        loop {
+            for _ in 0..LOOKS {
+                // A look alone leaves the line where it is.
+                if !mutex.is_locked()
+                    && let Some(guard) = mutex.try_lock()
+                {
+                    return guard;
+                }
+                std::hint::spin_loop();
+            }
             std::thread::yield_now();
         }
     }
-
-    pub(super) type Inner<T> = spin::mutex::SpinMutex<T, LetOthersRun>;
-    pub(super) type InnerGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
 }
 #[cfg(gpupool_shuttle)]
 mod quick {
@@ -202,22 +222,25 @@ impl<T> QuickMutex<T> {
         self.taken()
     }
 
+    /// Whether somebody has it just now.
+    #[cfg(not(gpupool_shuttle))]
+    pub(crate) fn is_locked(&self) -> bool {
+        self.inner.is_locked()
+    }
+
+    #[cfg(gpupool_shuttle)]
+    pub(crate) fn is_locked(&self) -> bool {
+        self.inner.try_lock().is_err()
+    }
+
     #[cfg(not(gpupool_shuttle))]
     #[inline]
     fn taken(&self) -> QuickGuard<'_, T> {
         QuickGuard {
-            inner: self.inner.try_lock().unwrap_or_else(|| self.wait()),
+            inner: self.inner.try_lock().unwrap_or_else(|| quick::wait(&self.inner)),
             #[cfg(debug_assertions)]
             rank: self.rank,
         }
-    }
-
-    /// Out of the way of who finds it free.
-    #[cfg(not(gpupool_shuttle))]
-    #[cold]
-    #[inline(never)]
-    fn wait(&self) -> quick::InnerGuard<'_, T> {
-        self.inner.lock()
     }
 
     #[cfg(gpupool_shuttle)]

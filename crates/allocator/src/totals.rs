@@ -6,8 +6,14 @@ use crate::config::LimitSource;
 use crate::counters::{Stat, StatArray};
 use crate::idle::Residency;
 use crate::ids::{Part, PoolId};
+use crate::policy::SHORT_ABOVE;
 use crate::sync::{Guard, Mutex, Rank};
 use crate::units::to_units;
+
+/// Streams trade idle segments as long as less than so many times the most that was held has been traded...
+const ENOUGH_TRADED: u64 = 4;
+/// ... less so many times what was grown instead.
+const PRICE: u64 = 8;
 
 /// A limit on the bytes held from the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,6 +117,10 @@ pub(crate) struct TotalsState {
     pub(crate) idle: IdleStats,
     /// Bytes promised to growth under way: no lock is held while the driver is asked.
     growing: u64,
+    /// Bytes in idle segments that streams took from each other so that less need be held, less what was paid.
+    traded: u64,
+    /// The most that was held or promised since the cache was last emptied.
+    most_held: u64,
     /// Counts every address that was given back: a graph captured over foreign memory can tell that it must be checked again.
     pub(crate) released_generation: u64,
 }
@@ -121,16 +131,48 @@ pub(crate) struct Totals {
     state: Mutex<TotalsState>,
     max_split: u64,
     rejecting_above: Option<u64>,
+    /// What the device has.
+    device_bytes: u64,
 }
 
 impl Totals {
-    pub(crate) fn new(limit: Option<Limit>, max_split: u64, rejecting_above: Option<u64>) -> Self {
+    pub(crate) fn new(limit: Option<Limit>, max_split: u64, rejecting_above: Option<u64>, device_bytes: u64) -> Self {
         let state = TotalsState { limit, ..TotalsState::default() };
-        Self { state: Mutex::new(Rank::Totals, state), max_split, rejecting_above }
+        Self { state: Mutex::new(Rank::Totals, state), max_split, rejecting_above, device_bytes }
+    }
+
+    /// A stream took an idle segment of so many bytes from another one, so that less need be held.
+    pub(crate) fn traded(&self, bytes: u64) {
+        self.state.lock().traded += bytes;
+    }
+
+    /// Whether growth by `bytes` is better than one trade more: streams have traded what is held a few times over since that last rose, so the
+    /// workload goes on like this, and memory is not short.
+    ///
+    /// A first pass is kept as tight as it can be. But streams that go up and down, each at its own time, would trade for ever: each takes
+    /// what the next one misses. Growth in place of trades, and of trimming for its sake, is paid with what was traded, an eighth of it; so
+    /// it ends as soon as each stream has what it needs.
+    pub(crate) fn has_traded_enough(&self, bytes: u64) -> bool {
+        let t = self.state.lock();
+        let most = t.limit.map_or(self.device_bytes, |limit| limit.bytes.min(self.device_bytes));
+        t.traded >= ENOUGH_TRADED.saturating_mul(t.most_held)
+            && t.held().saturating_add(bytes) <= most / 100 * SHORT_ABOVE
     }
 
     pub(crate) fn lock(&self) -> Guard<'_, TotalsState> {
         self.state.lock()
+    }
+
+    /// Whether more would be held after growth by `bytes` than ever since the cache was emptied.
+    pub(crate) fn would_hold_most(&self, bytes: u64) -> bool {
+        let t = self.state.lock();
+        t.held().saturating_add(bytes) > t.most_held
+    }
+
+    /// The cache was emptied: what was held and traded before says nothing of what comes.
+    pub(crate) fn start_afresh(&self) {
+        let mut t = self.state.lock();
+        (t.traded, t.most_held) = (0, t.held());
     }
 
     /// Promises `bytes` of growth, so that two threads cannot both pass the limit. Followed by [`commit`](Self::commit) or
@@ -152,13 +194,17 @@ impl Totals {
             t.oom_rejections += 1;
             return Err(Refusal::Rejected);
         }
+        t.traded = t.traded.saturating_sub(PRICE.saturating_mul(after.saturating_sub(t.most_held)));
+        t.most_held = t.most_held.max(after);
         t.growing += bytes;
         Ok(())
     }
 
-    /// The driver refused, or the segment was not used: the promise is off.
+    /// The driver refused, or the segment was not used: the promise is off. Memory is short, whoever has it, so streams trade again.
     pub(crate) fn cancel(&self, bytes: u64) {
-        self.state.lock().growing -= bytes;
+        let mut t = self.state.lock();
+        t.growing -= bytes;
+        t.traded = 0;
     }
 
     /// The promised bytes are a segment now.
@@ -276,5 +322,59 @@ impl TotalsState {
         self.syncs = 0;
         self.device_allocs = 0;
         self.device_frees = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn grow(totals: &Totals, bytes: u64) {
+        totals.begin_growth(bytes, false).unwrap();
+        totals.commit(bytes, Part::Large, PoolId::DEFAULT);
+    }
+
+    #[test]
+    fn what_was_traded_a_few_times_over_is_grown_instead_as_far_as_it_was_paid_for() {
+        let totals = Totals::new(None, u64::MAX, None, 10_000 * MIB);
+        grow(&totals, 100 * MIB);
+        (0..399).for_each(|_| totals.traded(MIB));
+        assert!(!totals.has_traded_enough(MIB));
+        (0..81).for_each(|_| totals.traded(MIB));
+        let mut grown = 0;
+        while totals.has_traded_enough(MIB) {
+            grow(&totals, MIB);
+            grown += 1;
+        }
+        // What is held has risen too, and so has what must be traded.
+        assert_eq!(grown, 80 / (PRICE + ENOUGH_TRADED) + 1);
+    }
+
+    #[test]
+    fn what_takes_the_place_of_what_was_given_back_is_not_paid_for() {
+        let totals = Totals::new(None, u64::MAX, None, 10_000 * MIB);
+        grow(&totals, 100 * MIB);
+        totals.traded(400 * MIB);
+        totals.released(50 * MIB, Part::Large, PoolId::DEFAULT);
+        grow(&totals, 50 * MIB);
+        assert!(totals.has_traded_enough(MIB));
+    }
+
+    #[test]
+    fn memory_that_is_short_is_traded_for_ever() {
+        let limit = Some(Limit { bytes: 1_000 * MIB, source: LimitSource::User });
+        for (limit, device) in [(None, 1_000 * MIB), (limit, 10_000 * MIB)] {
+            let totals = Totals::new(limit, u64::MAX, None, device);
+            grow(&totals, 740 * MIB);
+            totals.traded(100_000 * MIB);
+            assert!(totals.has_traded_enough(9 * MIB));
+            assert!(!totals.has_traded_enough(11 * MIB));
+            // What others have taken of the device is known by what the driver says.
+            totals.begin_growth(MIB, false).unwrap();
+            totals.cancel(MIB);
+            assert!(!totals.has_traded_enough(0));
+        }
     }
 }

@@ -120,6 +120,11 @@ impl ArenaCore {
         self.0.try_lock()
     }
 
+    /// Whether somebody holds the lock just now.
+    pub(super) fn is_locked(&self) -> bool {
+        self.0.is_locked()
+    }
+
     /// The lock, for who holds that of the peaks.
     pub(super) fn lock_beside_others(&self) -> QuickGuard<'_, Locked> {
         self.0.lock_beside_others()

@@ -92,7 +92,7 @@ impl ArenaState {
             self.unindex(next);
             self.join(id, next);
         }
-        let Self { lanes, blocks, segments, slots, .. } = self;
+        let Self { lanes, blocks, segments, slots, idle_segments, .. } = self;
         let block = &mut blocks[id];
         block.state = BlockState::Free;
         let lane = &mut lanes[lane as usize];
@@ -100,6 +100,7 @@ impl ArenaState {
             (blocks_change, bytes_change) = (blocks_change + 1, bytes_change + to_bytes(block.size) as i64);
         } else {
             block.age = slots[lane.slot as usize].age[lane.part.index()] as u32;
+            idle_segments.came(lane.part, block.size, id);
             if let Some(segment) = segments.get_mut(block.segment) {
                 segment.idle_since = lane.core.open_mark();
                 segment.idle_seen = None;

@@ -10,6 +10,9 @@
 //! * **A3** Each `Free` block is in the index of its lane and each `Binned` one in a bin of its lane, and nothing else is.
 //! * **A4** Every counter equals a recount.
 //! * **A5** Pool slots and lanes that are in use are referred to by nothing that is not.
+//!
+//! What is idle is listed and offered to other arenas (`offers.rs`, O1 and O2).
+//! * **O1, O2** What is idle is listed and offered: see `offers.rs`.
 
 mod bins;
 mod block;
@@ -17,6 +20,7 @@ mod core;
 mod free;
 mod hot;
 mod lane;
+mod offers;
 mod place;
 mod repetition;
 mod segment;
@@ -46,6 +50,7 @@ pub(crate) use block::{Block, BlockId, BlockState, Blocks, NONE};
 pub(crate) use core::{ArenaCore, Keep, Locked};
 pub(crate) use hot::{Binned, Source, Want, arena_of, told, told_freed, told_handed};
 pub(crate) use lane::{Lane, LaneKind, NO_CAPTURE};
+pub(crate) use offers::{IdleSegments, Offers};
 pub(crate) use place::Handed;
 pub(crate) use repetition::Repetition;
 pub(crate) use segment::{Backing, Memory, Segment, Segments};
@@ -107,6 +112,7 @@ pub(crate) struct ArenaState {
     /// Blocks freed in a capture with recorded uses; they become pending when it is over.
     pub(crate) deferred: Vec<BlockId>,
     pub(crate) repetition: Repetition,
+    pub(crate) idle_segments: IdleSegments,
     pub(crate) history: Arc<History>,
     /// Ranges whose pieces have moved and that are still mapped.
     pub(crate) leaving: Vec<Leaving>,
@@ -126,6 +132,8 @@ pub(crate) struct Arena<D: Device> {
     pub(crate) shared: Arc<Shared<D>>,
     pub(crate) core: &'static ArenaCore,
     pub(crate) counters: Arc<ArenaCounters>,
+    /// What is idle here, as others see it.
+    pub(crate) offers: Arc<Offers>,
     /// Slot 0 is the default pool's.
     pub(crate) holds_default: bool,
     /// Where the requests of the capture that this arena's stream is in go.
@@ -153,10 +161,12 @@ impl<D: Device> Arena<D> {
     pub(crate) fn new(shared: Arc<Shared<D>>, holds_default: bool) -> Arc<Self> {
         let counters = Arc::default();
         let core = ArenaCore::take(&shared, &counters);
+        let offers = Arc::clone(core.lock().state.idle_segments.offers());
         let arena = Arc::new(Self {
             shared,
             core,
             counters,
+            offers,
             holds_default,
             route: QuickMutex::new(Rank::Leaf, None),
             routed: Mutex::new(Rank::Leaf, Vec::new()),
@@ -238,6 +248,11 @@ impl<D: Device> Arena<D> {
             let gone = stream.route().take_if(leads_here);
             drop(gone);
         }
+    }
+
+    /// Whether somebody holds the lock just now.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.core.is_locked()
     }
 
     /// The lock, for who holds that of the peaks.
@@ -336,6 +351,7 @@ impl ArenaState {
             pending: Vec::new(),
             deferred: Vec::new(),
             repetition: Repetition::default(),
+            idle_segments: IdleSegments::default(),
             history,
             leaving: Vec::new(),
             idle_pieces: HashMap::new(),

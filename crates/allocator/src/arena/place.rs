@@ -94,7 +94,12 @@ impl ArenaState {
             // A handle is cut first: see `pages::cut`.
             return None;
         }
-        self.lanes[from as usize].index.remove_found(&mut self.blocks, fit);
+        let lane = &mut self.lanes[from as usize];
+        lane.index.remove_found(&mut self.blocks, fit);
+        let block = &self.blocks[fit.id];
+        if !block.is_split() {
+            self.idle_segments.went(lane.part, block.size, fit.id);
+        }
         Some(fit.id)
     }
 
@@ -250,13 +255,20 @@ impl ArenaState {
             block.age = slots[lane.slot as usize].age[lane.part.index()] as u32;
         }
         lane.index.insert(blocks, segments, id);
+        if !blocks[id].is_split() {
+            self.idle_segments.came(lane.part, blocks[id].size, id);
+        }
     }
 
     /// Takes a block out of the index of its lane.
     #[inline(always)]
     pub(crate) fn unindex(&mut self, id: BlockId) {
         let Self { lanes, blocks, segments, .. } = self;
-        lanes[blocks[id].lane as usize].index.remove(blocks, segments, id);
+        let lane = &mut lanes[blocks[id].lane as usize];
+        lane.index.remove(blocks, segments, id);
+        if !blocks[id].is_split() {
+            self.idle_segments.went(lane.part, blocks[id].size, id);
+        }
     }
 
     /// Adds a segment as one block that is in no index and not yet handed out. `None` beyond 2 TiB.

@@ -44,6 +44,7 @@ impl ArenaState {
         let mut recount = [Recount::default(); 2];
         let mut binned = (0, 0);
         let mut oversize = 0;
+        let mut idle = Vec::new();
         for (at, segment) in self.segments.iter() {
             let slot = self.slots.get(segment.slot as usize).filter(|s| s.in_use);
             slot.ok_or_else(|| format!("A5: segment {at} refers to pool slot {}", segment.slot))?;
@@ -102,6 +103,9 @@ impl ArenaState {
                             binned.0 += 1;
                             binned.1 += bytes;
                         }
+                        if b.state == BlockState::Free && !b.is_split() {
+                            idle.push((lane.part, b.size, id));
+                        }
                         if b.is_split() {
                             r.inactive_split += 1;
                             r.inactive_split_bytes += bytes;
@@ -145,6 +149,7 @@ impl ArenaState {
             return Err(format!("A1: {} records, {seen} of them in segments", self.blocks.len()));
         }
         self.validate_index()?;
+        self.idle_segments.validate(idle)?;
         for part in Part::ALL {
             let (counted, real) = (Recount::of(counters, part), recount[part.index()]);
             if counted != real {

@@ -91,11 +91,12 @@ impl<D: Device> Allocator<D> {
                     done.push(Arc::clone(&pool.arena));
                 }
             }
-            for arena in if *which == Which::All { inner.default_arenas() } else { Vec::new() } {
+            let default = if *which == Which::All { inner.default_arenas() } else { Arc::default() };
+            for arena in default.iter() {
                 let before = arena.idle.residency();
                 moved.add(arena.take_away(Residency::Suspended, &IdleOptions::default(), true)?);
                 if before != Residency::Suspended {
-                    done.push(arena);
+                    done.push(Arc::clone(arena));
                 }
             }
             Ok(())
@@ -121,7 +122,7 @@ impl<D: Device> Allocator<D> {
         let inner = self.inner();
         let mut moved = Moved::default();
         if *which == Which::All {
-            for arena in inner.default_arenas() {
+            for arena in inner.default_arenas().iter() {
                 moved.add(arena.bring_back(Some(&**inner), true)?);
             }
         }

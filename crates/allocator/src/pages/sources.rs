@@ -97,10 +97,10 @@ impl<D: Device> Inner<D> {
             return Ok(0);
         }
         let mut places: Vec<Elsewhere<D>> = Vec::new();
-        for arena in self.default_arenas() {
+        for arena in self.default_arenas().iter() {
             // What it has itself was looked at before. Inside a capture nothing was.
-            if request.pool.is_some() || !Arc::ptr_eq(&arena, &request.arena) {
-                places.push(Elsewhere { arena, slot: 0, pool: None });
+            if request.pool.is_some() || !Arc::ptr_eq(arena, &request.arena) {
+                places.push(Elsewhere { arena: Arc::clone(arena), slot: 0, pool: None });
             }
         }
         for pool in self.pools.freeable() {
@@ -170,7 +170,7 @@ impl<D: Device> Inner<D> {
         if missing == 0 || !waits || self.shared.driver.capture_status(request.core.handle)?.is_capturing() {
             return Ok(missing);
         }
-        for arena in self.default_arenas() {
+        for arena in self.default_arenas().iter() {
             if missing == 0 || haste == Haste::Usual && arena.is_barren() {
                 continue;
             }
@@ -188,7 +188,7 @@ impl<D: Device> Inner<D> {
                     let found = state.candidates(rules.page, &[lane]);
                     let mut chosen = Vec::new();
                     let rest = choose_covering(found, missing, assembly.spare(), &mut chosen);
-                    (hold_sources(&mut state, &arena, chosen), rest)
+                    (hold_sources(&mut state, arena, chosen), rest)
                 };
                 let Some(newest) = sources.iter().map(|s| s.since).max() else { continue };
                 match self.order_behind(&request.core, &sources[0].core, newest) {
