@@ -87,7 +87,7 @@ fn plenty(policy: Policy) -> StressOptions {
 fn threads_compete_for_little_memory() {
     for policy in Policy::ALL {
         let limit = Limit::Operations(NonZeroU64::new(6000).unwrap());
-        let options = StressOptions { threads: 3, limit, capacity: 64 * MIB, ..plenty(*policy) };
+        let options = StressOptions { threads: 3, limit, capacity: 24 * MIB, ..plenty(*policy) };
         let report = stress_simulated(&options, &|_| {}, &|_| {}).unwrap();
         assert_eq!((report.errors, report.leaked_bytes), (0, 0), "{:?}", report.messages);
         assert!(report.out_of_memory > 0, "{policy}");

@@ -28,6 +28,8 @@ pub enum Needs {
     ZeroedMemory,
     /// What is free on the device is compared as memory is mapped and unmapped.
     Figures,
+    /// Hundreds of captures are begun in one process, with much left behind.
+    ManyCaptures,
 }
 
 /// One check.
