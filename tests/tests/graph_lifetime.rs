@@ -86,8 +86,8 @@ impl Alive {
         let device = Arc::clone(&self.device);
         let input = lab.try_block(EAGER, 4 * KIB, &streams[0])?;
         device.launch(streams[0].handle(), Kernel::Fill { dst: input.address(), bytes: 4 * KIB, value: 1 })?;
-        // Some cache of the default pool, whose work can be told from what the gate holds up.
-        drop(lab.try_block(EAGER, 4 * KIB, &streams[1])?);
+        // Some cache of the default pool, too large for a bin (from which it would come with what the gate holds up), and marked before the gate.
+        drop(lab.try_block(EAGER, 2048 * KIB, &streams[1])?);
         let _before_the_gate = streams[1].mark_work()?;
         let capture = lab.captures.begin(&streams[0], CaptureOptions::new())?;
         let temp = lab.try_block(EAGER, 4 * KIB, &streams[0])?;
