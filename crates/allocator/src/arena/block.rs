@@ -60,7 +60,8 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    const VACANT: Self = Self {
+    /// A record that is not in use.
+    pub(crate) const VACANT: Self = Self {
         requested: 0,
         segment: 0,
         offset: 0,

@@ -159,24 +159,10 @@ impl ArenaCore {
 #[cfg(all(test, not(gpupool_shuttle)))]
 mod tests {
     use super::*;
-    use crate::arena::{Block, BlockId, BlockState, NONE};
+    use crate::arena::{Block, BlockId, BlockState};
 
     fn record(core: &ArenaCore) -> (BlockId, u32) {
-        let block = Block {
-            requested: 0,
-            segment: 0,
-            offset: 0,
-            size: 1,
-            prev: NONE,
-            next: NONE,
-            left: NONE,
-            right: NONE,
-            lane: 0,
-            uses: NONE,
-            generation: 0,
-            age: 0,
-            state: BlockState::Live,
-        };
+        let block = Block { size: 1, state: BlockState::Live, ..Block::VACANT };
         let blocks = &mut core.lock().state.blocks;
         let id = blocks.insert(block);
         (id, blocks[id].generation)

@@ -180,21 +180,7 @@ mod tests {
     }
 
     fn block(size: Units, segment: u32, offset: Units) -> Block {
-        Block {
-            requested: 0,
-            segment,
-            offset,
-            size,
-            prev: NONE,
-            next: NONE,
-            left: NONE,
-            right: NONE,
-            lane: 0,
-            uses: NONE,
-            generation: 0,
-            age: 0,
-            state: BlockState::Free,
-        }
+        Block { size, segment, offset, state: BlockState::Free, ..Block::VACANT }
     }
 
     /// A sorted set as the model: same best fit, same order, whatever the sequence.
