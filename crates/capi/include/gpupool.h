@@ -316,13 +316,17 @@ gpupool_status gpupool_record_stream(gpupool_allocator allocator, void *address,
 gpupool_status gpupool_block_size(gpupool_allocator allocator, void *address, uint64_t *bytes);
 
 /*
- Start and bytes of the driver allocation that an address lies in: what can be exported or registered.
+ Start and bytes of the driver allocation that an address lies in. Under `policy=pages` a block may span several, and another address of it
+ tells another; what is registered or exported comes from a pool of `gpupool_pool_whole_segments`, or from `policy=segments`.
 
  # Safety
 
  `base` and `bytes` are null or writable.
  */
-gpupool_status gpupool_base_allocation(gpupool_allocator allocator, void *address, void **base, uint64_t *bytes);
+gpupool_status gpupool_base_allocation(gpupool_allocator allocator,
+                                       void *address,
+                                       void **base,
+                                       uint64_t *bytes);
 
 /*
  Call it before a stream is destroyed: its free memory is given to all once its last work is done, and a new stream of the same
@@ -446,6 +450,13 @@ gpupool_status gpupool_exec_destroy(gpupool_exec exec);
  `out` is null or writable.
  */
 gpupool_status gpupool_pool_create(gpupool_allocator allocator, gpupool_pool *out);
+
+/*
+ From now on each segment that this pool takes is one driver allocation, whatever the policy: for memory that is registered with other
+ libraries or exported, which has to lie in one. Say it before the pool's first request.
+ */
+gpupool_status gpupool_pool_whole_segments(gpupool_allocator allocator,
+                                           gpupool_pool pool);
 
 /*
  Sends requests to a pool until `gpupool_pool_end`; makes the pool if there is none, and counts one user more. `filter` is asked which
@@ -586,7 +597,8 @@ void gpupool_torch_reset(void);
 void gpupool_torch_memory_fraction(double fraction, int device);
 
 /*
- PyTorch's base allocation: the start of the driver allocation that `ptr` lies in, and its bytes. `ptr` itself if it is not ours.
+ PyTorch's base allocation: the start of the driver allocation that `ptr` lies in, and its bytes; under `policy=pages` a block may
+ span several. `ptr` itself if it is not ours.
 
  # Safety
 

@@ -72,6 +72,7 @@ pub(crate) trait Instance: Send + Sync {
     fn available(&self) -> Result<u64, Failure>;
 
     fn pool_create(&self, pool: PoolId) -> Result<(), Failure>;
+    fn pool_whole_segments(&self, pool: PoolId) -> Result<(), Failure>;
     fn pool_begin(&self, pool: PoolId, test: StreamTest) -> Result<(), Failure>;
     fn pool_end(&self, pool: PoolId) -> Result<(), Failure>;
     fn pool_release(&self, pool: PoolId) -> Result<(), Failure>;
@@ -308,6 +309,10 @@ impl<D: Border> Instance for Of<D> {
 
     fn pool_create(&self, pool: PoolId) -> Result<(), Failure> {
         Ok(self.allocator.create_pool(pool)?)
+    }
+
+    fn pool_whole_segments(&self, pool: PoolId) -> Result<(), Failure> {
+        Ok(self.allocator.set_whole_segments(pool)?)
     }
 
     fn pool_begin(&self, pool: PoolId, test: StreamTest) -> Result<(), Failure> {

@@ -160,7 +160,8 @@ pub extern "C" fn gpupool_torch_memory_fraction(fraction: f64, device: c_int) {
     report("set_per_process_memory_fraction", guard(|| of(device)?.instance.set_memory_fraction(fraction)));
 }
 
-/// PyTorch's base allocation: the start of the driver allocation that `ptr` lies in, and its bytes. `ptr` itself if it is not ours.
+/// PyTorch's base allocation: the start of the driver allocation that `ptr` lies in, and its bytes; under `policy=pages` a block may
+/// span several. `ptr` itself if it is not ours.
 ///
 /// # Safety
 ///

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -9,6 +10,9 @@ use gpupool_benches::{Asked, traces_folder};
 use gpupool_replay::replay::DEFAULT_CAPACITY;
 
 use crate::units::parse_bytes;
+
+/// What `--policy` takes for each of them in turn.
+const EVERY_POLICY: &str = "all";
 
 /// A caching allocator for GPU memory, on the bench.
 #[derive(Parser, Debug)]
@@ -74,7 +78,7 @@ pub(crate) struct Replay {
     /// The device: sim, cuda or cuda:N
     #[arg(long, default_value = "sim")]
     pub(crate) device: DeviceChoice,
-    #[arg(long, value_name = "NAME", default_value = "segments", help = policies_help())]
+    #[arg(long, value_name = "NAME", default_value_t, help = policies_help())]
     pub(crate) policy: PolicyChoice,
     /// The preset of the policy `pages`: memory, balanced, latency
     #[arg(long, value_name = "PRESET")]
@@ -131,7 +135,7 @@ pub(crate) struct Stress {
     /// The device: sim, cuda or cuda:N
     #[arg(long, default_value = "sim")]
     pub(crate) device: DeviceChoice,
-    #[arg(long, value_name = "NAME", default_value = "segments", help = policies_help())]
+    #[arg(long, value_name = "NAME", default_value_t, help = policies_help())]
     pub(crate) policy: PolicyChoice,
     /// Threads
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -194,10 +198,10 @@ pub(crate) struct Inspect {
 /// Names every policy that there is.
 fn policies_help() -> String {
     let names: Vec<&str> = Policy::ALL.iter().map(|policy| policy.name()).collect();
-    format!("The policy: {}, or all of them", names.join(", "))
+    format!("The policy: {}, or {EVERY_POLICY} of them", names.join(", "))
 }
 
-/// One policy, or all of them in turn.
+/// One policy, or all of them in turn. Without a word about it: the allocator's own default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PolicyChoice {
     One(Policy),
@@ -213,11 +217,26 @@ impl PolicyChoice {
     }
 }
 
+impl Default for PolicyChoice {
+    fn default() -> Self {
+        Self::One(Policy::default())
+    }
+}
+
+impl fmt::Display for PolicyChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(policy) => policy.fmt(f),
+            Self::All => f.pad(EVERY_POLICY),
+        }
+    }
+}
+
 impl FromStr for PolicyChoice {
     type Err = <Policy as FromStr>::Err;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        if name == "all" { Ok(Self::All) } else { name.parse().map(Self::One) }
+        if name == EVERY_POLICY { Ok(Self::All) } else { name.parse().map(Self::One) }
     }
 }
 

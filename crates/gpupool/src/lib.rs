@@ -5,13 +5,13 @@
 //! ```
 //! use gpupool::device::{InstantiateFlags, Kernel, StreamKind, Workbench};
 //! use gpupool::graphs::{CaptureOptions, Captures};
-//! use gpupool::{Allocator, Config, Policy};
+//! use gpupool::{Allocator, Config};
 //! use gpupool_sim_device::{SimConfig, SimDevice}; // `gpupool::sim` with the feature of that name
 //! use std::sync::Arc;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let device = Arc::new(SimDevice::new(SimConfig::default()));
-//! let allocator = Allocator::new(Arc::clone(&device), Config::new(Policy::Segments))?;
+//! let allocator = Allocator::new(Arc::clone(&device), Config::default())?;
 //! let stream = allocator.register_stream(device.stream_create(StreamKind::NonBlocking)?);
 //!
 //! // A block on a stream; another stream uses it too, so its memory is free once both are done with it.

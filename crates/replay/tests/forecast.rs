@@ -18,7 +18,7 @@ fn a_forecast_is_what_the_replay_takes() {
     for name in ["graph_serving", "seed_batches", "seed_batches_unshared"] {
         let trace = trace(name);
         let forecast = forecast_trace(&trace, DEFAULT_CAPACITY).unwrap();
-        let report = replay_simulated(&trace, &Options::new(Policy::Segments), &mut |_| {}).unwrap().report;
+        let report = replay_simulated(&trace, &Options::new(Policy::default()), &mut |_| {}).unwrap().report;
         assert_eq!(forecast.peak_reserved, report.peak_reserved, "{name}");
         let forecast: Vec<_> = forecast.pools.iter().map(|p| (p.pool, p.peak_reserved, p.peak_allocated)).collect();
         let replayed: Vec<_> = report.pools.iter().map(|p| (p.pool, p.peak_reserved, p.peak_allocated)).collect();
@@ -44,6 +44,8 @@ fn graph_pools_are_no_larger_than_pytorch_makes_them() {
             let report = replay_simulated(&trace, &Options::new(policy), &mut |_| {}).unwrap().report;
             report.pools.iter().map(|p| p.peak_reserved).sum::<u64>()
         };
-        assert!(sum(Policy::Segments) <= sum(Policy::Torch215), "{name}");
+        for ours in [Policy::Segments, Policy::Pages] {
+            assert!(sum(ours) <= sum(Policy::Torch215), "{name} under {ours}");
+        }
     }
 }

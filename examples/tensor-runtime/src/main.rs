@@ -7,11 +7,11 @@ use std::time::Instant;
 use example_tensor_runtime::compute::{Compute, Failure, Gpu, Simulated};
 use example_tensor_runtime::network::train;
 use example_tensor_runtime::runtime::Runtime;
+use gpupool::Config;
 use gpupool::sim::{SimConfig, SimDevice};
-use gpupool::{Config, Policy};
 
 fn both<C: Compute>(compute: C, steps: usize) -> Result<(), Failure> {
-    let runtime = Runtime::new(compute, Config::new(Policy::Segments))?;
+    let runtime = Runtime::new(compute, Config::default())?;
     let mut all = Vec::new();
     for (name, captured) in [("eager", false), ("captured", true)] {
         let start = Instant::now();

@@ -260,7 +260,8 @@ impl<D: Device> Allocator<D> {
         self.raw.shard(address).lock().remove(&address).ok_or(FreeError::NotLive { address })
     }
 
-    /// The start and bytes of the driver allocation that an address lies in; `None` if it is in no segment. O(segments).
+    /// The start and bytes of the driver allocation that an address lies in; `None` if it is in no segment. Under the policy `pages` that is
+    /// a handle, and a block may span several; not in a pool of [`set_whole_segments`](Self::set_whole_segments). O(segments).
     #[must_use]
     pub fn base_allocation(&self, address: Address) -> Option<(Address, u64)> {
         self.inner.arenas().iter().find_map(|arena| {

@@ -2,7 +2,7 @@
 //!
 //! # Building one
 //!
-//! [`Config::new`] takes the policy and its defaults; `with_*` changes a setting; [`Config::build`] checks the whole. A setting
+//! [`Config::default`] is the default policy with its defaults, [`Config::new`] another one;  `with_*` changes a setting; [`Config::build`] checks the whole. A setting
 //! that the policy cannot honour is an error, never silently dropped: the bit-exact policies leave no choice in what PyTorch
 //! fixes.
 //!
@@ -107,6 +107,13 @@ pub struct Config {
     virtual_memory: VirtualMemory,
     accepted: Vec<AcceptedOption>,
     pytorch_options: String,
+}
+
+impl Default for Config {
+    /// The defaults of the default policy, [`Policy::default`].
+    fn default() -> Self {
+        Self::new(Policy::default())
+    }
 }
 
 impl Config {

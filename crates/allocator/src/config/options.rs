@@ -121,8 +121,11 @@ impl fmt::Display for AcceptedOption {
 pub enum AcceptedWhy {
     /// It configures pinned host memory, and this allocator serves the device's.
     HostMemory,
-    /// It asks for what this allocator is anyway (`backend:native`, `expandable_segments:False`).
+    /// It asks for what this allocator is anyway (`backend:native`; `expandable_segments:True` under `pages`, `False` elsewhere).
     AlreadySo,
+    /// It keeps free memory from being taken apart, and under `pages` what is apart is brought together. Where the device has no virtual
+    /// memory it has its effect.
+    PagesMove,
     /// It only acts together with expandable segments.
     NeedsExpandableSegments,
     /// It drops a lock around driver calls, and no lock is ever held over one here.
@@ -138,6 +141,7 @@ impl fmt::Display for AcceptedWhy {
         f.write_str(match self {
             Self::HostMemory => "it is about pinned host memory, which this allocator does not serve",
             Self::AlreadySo => "this is how it is anyway",
+            Self::PagesMove => "the policy `pages` brings free memory together, so it may always be taken apart",
             Self::NeedsExpandableSegments => "it only acts together with expandable segments",
             Self::NoLockHeld => "no lock is held over a driver call here",
             Self::Overridden => "the same option follows again, and the last one counts",

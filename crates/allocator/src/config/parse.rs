@@ -29,7 +29,8 @@ impl Config {
     /// # Errors
     ///
     /// The first thing that cannot be read, the first unknown option, or the first value that its option cannot have, with its
-    /// place in `text`. `expandable_segments:True` and `backend:cudaMallocAsync` are [`ConfigError::Superseded`].
+    /// place in `text`. `expandable_segments` and `backend` are [`ConfigError::Superseded`] where another policy
+    /// is what they ask for.
     ///
     /// ```
     /// use gpupool_allocator::config::{Config, Policy};
@@ -67,11 +68,18 @@ impl Config {
     /// Makes `option` part of this configuration, or says why it has no effect.
     fn apply(&mut self, option: &Known<'_>) -> Result<Option<AcceptedWhy>, ConfigError> {
         let least = self.large_segment_size / MIB;
+        let paged = self.policy == Policy::Pages;
         match option.opt {
             // Read before all others.
             Opt::LargeSegmentSize => {}
-            Opt::MaxSplitSize => self.max_split_size = Some(option.mebibytes(least)?),
-            Opt::MaxNonSplitRounding => self.max_non_split_rounding = Some(option.mebibytes(least)?),
+            Opt::MaxSplitSize => {
+                self.max_split_size = Some(option.mebibytes(least)?);
+                return Ok(paged.then_some(AcceptedWhy::PagesMove));
+            }
+            Opt::MaxNonSplitRounding => {
+                self.max_non_split_rounding = Some(option.mebibytes(least)?);
+                return Ok(paged.then_some(AcceptedWhy::PagesMove));
+            }
             Opt::GarbageCollectionThreshold => {
                 let share = option.share(Allowed::OpenFraction, super::is_open_fraction)?;
                 self.garbage_collection_threshold = Some(share);
@@ -97,9 +105,10 @@ impl Config {
                 };
             }
             Opt::ExpandableSegments => {
-                return match option.boolean()? {
-                    false => Ok(Some(AcceptedWhy::AlreadySo)),
-                    true => Err(option.superseded("pages")),
+                return match (option.boolean()?, paged) {
+                    (false, false) | (true, true) => Ok(Some(AcceptedWhy::AlreadySo)),
+                    (true, false) => Err(option.superseded("pages")),
+                    (false, true) => Err(option.superseded("segments")),
                 };
             }
             Opt::ExpandableReserve => {

@@ -3,19 +3,17 @@
 use std::fmt;
 use std::str::FromStr;
 
-use gpupool_device::DeviceProperties;
-
 use super::{ConfigError, excerpt};
 
 /// The rules an allocator follows, chosen when it is built and fixed from then on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Policy {
-    /// Segments from the driver, split and merged: this project's own rules, and the default.
-    #[default]
+    /// Segments from the driver, split and merged: this project's own rules, one driver allocation a segment.
     Segments,
-    /// Virtual ranges over physical handles: free memory is mapped where it is needed. Where a device has no virtual memory this is
-    /// [`Segments`](Self::Segments).
+    /// Virtual ranges over physical handles: free memory is mapped where it is needed. The default. Where a device has no virtual memory
+    /// this is [`Segments`](Self::Segments).
+    #[default]
     Pages,
     /// The driver's own stream-ordered pool behind the same handles: every block is taken from it and given back to it. In a capture blocks
     /// are memory nodes of the graph.
@@ -27,12 +25,6 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// The policy for a device when nobody says otherwise.
-    #[must_use]
-    pub const fn default_for(_device: &DeviceProperties) -> Self {
-        Self::Segments
-    }
-
     /// Every policy of this version.
     pub const ALL: &'static [Self] =
         &[Self::Segments, Self::Pages, Self::StreamOrdered, Self::Torch215, Self::Torch211];
@@ -130,7 +122,7 @@ mod tests {
         for policy in Policy::ALL {
             assert_eq!(policy.to_string().parse::<Policy>().unwrap(), *policy);
         }
-        assert_eq!(Policy::default(), Policy::Segments);
+        assert_eq!(Policy::default(), Policy::Pages);
         assert_eq!(format!("{:>12}|", Policy::Torch211), "  torch-2.11|");
     }
 

@@ -12,7 +12,7 @@ const NAMES: &str = "policy, preset, pytorch, memory_limit, memory_fraction, lar
                      caching";
 
 impl Config {
-    /// Reads `name=value` pairs separated by `;`, on top of the defaults of the policy that they name (`segments` without one). Spaces
+    /// Reads `name=value` pairs separated by `;`, on top of the defaults of the policy that they name ([`Policy::default`] without one). Spaces
     /// around names and values do not count; an empty text is all defaults. `pytorch=` takes the text of `PYTORCH_CUDA_ALLOC_CONF`.
     /// Checks the whole.
     ///
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn nothing_said_is_all_defaults() {
         for text in ["", " ; ;", ";"] {
-            assert_eq!(Config::parse_settings(text).unwrap(), Config::new(Policy::Segments));
+            assert_eq!(Config::parse_settings(text).unwrap(), Config::default());
         }
     }
 

@@ -71,7 +71,8 @@ pub unsafe extern "C" fn gpupool_block_size(
     })
 }
 
-/// Start and bytes of the driver allocation that an address lies in: what can be exported or registered.
+/// Start and bytes of the driver allocation that an address lies in. Under `policy=pages` a block may span several, and another address of it
+/// tells another; what is registered or exported comes from a pool of `gpupool_pool_whole_segments`, or from `policy=segments`.
 ///
 /// # Safety
 ///

@@ -48,6 +48,13 @@ pub unsafe extern "C" fn gpupool_pool_create(allocator: gpupool_allocator, out: 
     })
 }
 
+/// From now on each segment that this pool takes is one driver allocation, whatever the policy: for memory that is registered with other
+/// libraries or exported, which has to lie in one. Say it before the pool's first request.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpupool_pool_whole_segments(allocator: gpupool_allocator, pool: Pool) -> Status {
+    guard(|| ALLOCATORS.get(allocator)?.pool_whole_segments(pool.into()))
+}
+
 /// Sends requests to a pool until `gpupool_pool_end`; makes the pool if there is none, and counts one user more. `filter` is asked which
 /// streams; without one it is those that capture. `release`, unless it is null, is called with `context` once the scope is closed, or if this call fails.
 ///

@@ -52,7 +52,7 @@ static void blocks(gpupool_allocator a, void *stream, void *other) {
     OK(gpupool_block_size(a, p, &size));
     CHECK(size >= 3 * MIB);
     OK(gpupool_base_allocation(a, (char *)p + MIB, &base, &bytes));
-    CHECK(base <= p && bytes >= 3 * MIB);
+    CHECK((char *)base <= (char *)p + MIB && (char *)base + bytes > (char *)p + MIB);
     OK(gpupool_bench_fill(a, stream, p, 3 * MIB, 7));
     CHECK(word_at(a, stream, (char *)p + 2 * MIB) == 7);
 
@@ -157,8 +157,21 @@ static void count_release(void *context) { (void)context; released++; }
 
 static void pools(gpupool_allocator a, void *stream, void *other) {
     gpupool_pool pool = {0, 0};
-    void *inside = NULL, *outside = NULL, *wanted = stream;
+    void *inside = NULL, *outside = NULL, *wanted = stream, *base = NULL;
     int64_t reserved = 0, allocated = 0;
+    uint64_t bytes = 0;
+
+    /* What is registered or exported lies in one driver allocation. */
+    OK(gpupool_pool_create(a, &pool));
+    OK(gpupool_pool_whole_segments(a, pool));
+    OK(gpupool_pool_begin(a, pool, is_wanted, &wanted, NULL));
+    OK(gpupool_alloc(a, 3 * MIB, stream, &inside));
+    OK(gpupool_pool_end(a, pool));
+    OK(gpupool_base_allocation(a, (char *)inside + 2 * MIB, &base, &bytes));
+    CHECK((char *)base <= (char *)inside && (char *)base + bytes >= (char *)inside + 3 * MIB);
+    OK(gpupool_free(a, inside));
+    OK(gpupool_pool_release(a, pool));
+    OK(gpupool_pool_release(a, pool));
     OK(gpupool_pool_create(a, &pool));
     FAILS(gpupool_pool_end(a, pool), GPUPOOL_STATUS_POOL, "not currently recording");
     OK(gpupool_pool_begin(a, pool, is_wanted, &wanted, count_release));

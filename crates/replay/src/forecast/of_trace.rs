@@ -97,13 +97,13 @@ pub fn graphs_of(trace: &Trace) -> Vec<GraphRequests> {
     graphs
 }
 
-/// What a trace will take under the policy `segments` on a simulated device with `capacity` bytes.
+/// What a trace will take under the default policy on a simulated device with `capacity` bytes.
 ///
 /// # Errors
 ///
 /// See [`TraceForecastError`].
 pub fn forecast_trace(trace: &Trace, capacity: u64) -> Result<TraceForecast, TraceForecastError> {
-    let policy = Policy::Segments;
+    let policy = Policy::default();
     let mut options = Options::new(policy);
     options.capacity = capacity;
     options.timed = false;

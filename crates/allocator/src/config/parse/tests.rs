@@ -211,6 +211,13 @@ fn what_has_no_effect_is_listed() {
 }
 
 #[test]
+fn under_pages_nothing_is_kept_from_being_taken_apart() {
+    let config = Config::parse_pytorch("max_split_size_mb:64,max_non_split_rounding_mb:32", Policy::Pages).unwrap();
+    let why = AcceptedWhy::PagesMove;
+    assert_eq!(accepted(&config), [("max_split_size_mb", "64", why), ("max_non_split_rounding_mb", "32", why)]);
+}
+
+#[test]
 fn what_has_no_effect_is_checked_all_the_same() {
     for text in [
         "pinned_num_register_threads:3",
@@ -239,7 +246,7 @@ fn what_another_policy_takes_the_place_of() {
             ("backend", "hipMallocAsync", "stream-ordered"),
         ] {
             let result = Config::parse_pytorch(&format!("{option}:{value}"), *policy);
-            if option == "backend" && *policy == Policy::StreamOrdered {
+            if superseded_by == policy.name() {
                 assert_eq!(accepted(&result.unwrap()), [(option, value, AcceptedWhy::AlreadySo)]);
                 continue;
             }
@@ -250,6 +257,8 @@ fn what_another_policy_takes_the_place_of() {
         }
     }
     let error = Config::parse_pytorch("backend:native", Policy::StreamOrdered).unwrap_err();
+    assert!(error.to_string().contains("`segments`"), "{error}");
+    let error = Config::parse_pytorch("expandable_segments:False", Policy::Pages).unwrap_err();
     assert!(error.to_string().contains("`segments`"), "{error}");
     assert_eq!(refuse("backend:cuda"), bad("backend", "cuda", at(8, 1), Allowed::Backend));
 }
