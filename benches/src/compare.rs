@@ -105,6 +105,8 @@ pub struct Comparisons {
     pub device: String,
     /// Foreign peers and their versions.
     pub versions: Vec<String>,
+    /// Peers that were asked for, by name or with all the others, and could not be had: each with what it takes.
+    pub left_out: Vec<String>,
     /// A row a workload and number of threads.
     pub rows: Vec<Row>,
 }
@@ -183,6 +185,7 @@ struct Run<'a> {
 pub fn compare(what: &Comparison, say: &mut dyn FnMut(&str)) -> Result<Comparisons, Failed> {
     let wanted = |name: &str| name == LOOP_ALONE || what.peers.is_empty() || what.peers.iter().any(|peer| peer == name);
     let (mut columns, mut worker, mut device) = (Vec::new(), None, "simulated".to_owned());
+    let mut left_out = Vec::new();
     match what.gpu {
         Some(ordinal) => {
             let gpu = Arc::new(CudaDevice::open(ordinal)?);
@@ -194,6 +197,10 @@ pub fn compare(what: &Comparison, say: &mut dyn FnMut(&str)) -> Result<Compariso
             worker = Worker::start(&what.traces)?;
             let built = |kind: &Kind| worker.is_some() || *kind != Kind::Rlsf;
             columns.extend(Kind::ALL.iter().copied().filter(built).map(Column::Simulated));
+            let features = Kind::LEFT_OUT.iter().map(|name| (*name, format!("{name} (feature `{name}`)")));
+            let program = (!built(&Kind::Rlsf)).then(|| "rlsf (the program `rlsf_worker` beside this one)".to_owned());
+            let all = features.chain(program.map(|rlsf| (Kind::Rlsf.name(), rlsf)));
+            left_out.extend(all.filter(|(name, _)| wanted(name)).map(|(_, takes)| takes));
         }
     }
     let program = what.program.as_deref().map(Program::new).transpose()?;
@@ -212,7 +219,7 @@ pub fn compare(what: &Comparison, say: &mut dyn FnMut(&str)) -> Result<Compariso
         rows.extend(run.row(asked)?);
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Ok(Comparisons { repetitions: what.repetitions, cores, device, versions, rows })
+    Ok(Comparisons { repetitions: what.repetitions, cores, device, versions, left_out, rows })
 }
 
 impl Run<'_> {
@@ -392,6 +399,9 @@ impl Comparisons {
         text.push_str(&format!("\n\nOn {}, {} cores, {} samples of each.", self.device, self.cores, self.repetitions));
         if !self.versions.is_empty() {
             text.push_str(&format!(" Beside {}.", self.versions.join(", ")));
+        }
+        if !self.left_out.is_empty() {
+            text.push_str(&format!(" Left out, since not built with it: {}.", self.left_out.join(", ")));
         }
         let mut errors: Vec<String> = Vec::new();
         for (row, figure) in self.rows.iter().flat_map(|row| row.peers.iter().map(move |figure| (row, figure))) {

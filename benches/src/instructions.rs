@@ -9,7 +9,11 @@ use std::process::Command;
 
 use gpupool_allocator::Policy;
 
-use crate::peers::{Gpupool, Nothing};
+#[cfg(feature = "cubecl")]
+use crate::peers::Cubecl;
+#[cfg(feature = "offset-allocator")]
+use crate::peers::Offset;
+use crate::peers::{Gpupool, Naive, Nothing};
 use crate::{Failed, Kind, Prepared, Running, Workload, traces_folder};
 
 /// Rounds of the shorter run, and how many more the longer one has.
@@ -20,7 +24,7 @@ const MORE_TURNS: u64 = 2;
 /// A peer on a workload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Case {
-    /// The peer; one of gpupool's policies, or the loop alone.
+    /// The peer; any but rlsf, which runs in a process of its own.
     pub kind: Kind,
     /// The workload.
     pub workload: Workload,
@@ -38,7 +42,12 @@ pub fn rounds(case: &Case, rounds: u64) -> Result<(), Failed> {
         Kind::LoopAlone => Running::start(&prepared, Nothing::new(needs))?.run(rounds)?,
         Kind::Segments => Running::start(&prepared, Gpupool::new(Policy::Segments, needs)?)?.run(rounds)?,
         Kind::Torch215 => Running::start(&prepared, Gpupool::new(Policy::Torch215, needs)?)?.run(rounds)?,
-        other => return Err(Failed::UnknownPeer { name: other.name().to_owned() }),
+        #[cfg(feature = "offset-allocator")]
+        Kind::OffsetAllocator => Running::start(&prepared, Offset::new())?.run(rounds)?,
+        #[cfg(feature = "cubecl")]
+        Kind::Cubecl => Running::start(&prepared, Cubecl::new())?.run(rounds)?,
+        Kind::TreeAndHash => Running::start(&prepared, Naive::new())?.run(rounds)?,
+        Kind::Rlsf => return Err(Failed::UnknownPeer { name: case.kind.name().to_owned() }),
     };
     Ok(())
 }

@@ -9,6 +9,8 @@ use std::str::FromStr;
 use gpupool_allocator::Policy;
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "cubecl")]
+use crate::peers::Cubecl;
 #[cfg(feature = "offset-allocator")]
 use crate::peers::Offset;
 use crate::peers::{Gpupool, Naive, Nothing};
@@ -34,6 +36,9 @@ pub enum Kind {
     /// offset-allocator.
     #[cfg(feature = "offset-allocator")]
     OffsetAllocator,
+    /// CubeCL's memory management.
+    #[cfg(feature = "cubecl")]
+    Cubecl,
     /// The classical shape.
     TreeAndHash,
 }
@@ -47,7 +52,17 @@ impl Kind {
         Self::Rlsf,
         #[cfg(feature = "offset-allocator")]
         Self::OffsetAllocator,
+        #[cfg(feature = "cubecl")]
+        Self::Cubecl,
         Self::TreeAndHash,
+    ];
+
+    /// Peers that this build lacks, by name: each is behind the cargo feature of that name.
+    pub const LEFT_OUT: &'static [&'static str] = &[
+        #[cfg(not(feature = "offset-allocator"))]
+        "offset-allocator",
+        #[cfg(not(feature = "cubecl"))]
+        "cubecl",
     ];
 
     /// Its name.
@@ -60,6 +75,8 @@ impl Kind {
             Self::Rlsf => "rlsf",
             #[cfg(feature = "offset-allocator")]
             Self::OffsetAllocator => "offset-allocator",
+            #[cfg(feature = "cubecl")]
+            Self::Cubecl => "cubecl",
             Self::TreeAndHash => "tree-and-hash",
         }
     }
@@ -111,6 +128,12 @@ pub fn sample(
         },
         #[cfg(feature = "offset-allocator")]
         Kind::OffsetAllocator => time(prepared, Offset::new()),
+        #[cfg(feature = "cubecl")]
+        Kind::Cubecl if Cubecl::takes_minutes(workload) => {
+            Err(Failed::Worker { answer: "its samples would take minutes".to_owned() })
+        }
+        #[cfg(feature = "cubecl")]
+        Kind::Cubecl => time(prepared, Cubecl::new()),
         Kind::TreeAndHash => time(prepared, Naive::new()),
     }
     .map_err(|error| match error {

@@ -93,6 +93,29 @@ fn offset_allocator() {
     blocks_do_not_overlap(gpupool_benches::peers::Offset::new());
 }
 
+#[cfg(feature = "cubecl")]
+#[test]
+fn cubecl() {
+    blocks_do_not_overlap(gpupool_benches::peers::Cubecl::new());
+}
+
+/// What it takes is an allocation of the device a page, counted as ours are, and is given back when asked.
+#[cfg(feature = "cubecl")]
+#[test]
+fn cubecl_takes_its_pages_from_the_device() {
+    let mut peer = gpupool_benches::peers::Cubecl::new();
+    let block = peer.alloc(3 << 20, 0).unwrap();
+    let address = peer.address(&block);
+    assert_eq!((peer.driver_calls(), peer.reserved()), (Some(1), 4 << 20), "the block and a megabyte of slack");
+    assert_eq!(peer.device().memory_in_use(), peer.reserved());
+    peer.free(block);
+    let again = peer.alloc(3 << 20, 0).unwrap();
+    assert_eq!((peer.address(&again), peer.driver_calls()), (address, Some(1)), "the page is kept");
+    peer.free(again);
+    peer.empty_cache().unwrap();
+    assert_eq!((peer.driver_calls(), peer.reserved(), peer.device().memory_in_use()), (Some(2), 0, 0));
+}
+
 fn gets_through<P: Peer>(workload: &Workload, peer: impl Fn(Needs) -> P) {
     let prepared = Prepared::new(workload, &traces_folder()).unwrap();
     let mut running = Running::start(&prepared, peer(prepared.needs())).unwrap();
@@ -112,6 +135,10 @@ fn all_get_through_every_workload() {
         gets_through(&workload, |_| Heap);
         #[cfg(feature = "offset-allocator")]
         gets_through(&workload, |_| gpupool_benches::peers::Offset::new());
+        #[cfg(feature = "cubecl")]
+        if !gpupool_benches::peers::Cubecl::takes_minutes(&workload) {
+            gets_through(&workload, |_| gpupool_benches::peers::Cubecl::new());
+        }
     }
 }
 

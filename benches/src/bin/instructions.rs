@@ -34,7 +34,7 @@ enum Command {
     },
     /// Runs a workload, for callgrind to look at.
     Run {
-        /// `segments`, `torch-2.15` or `loop-alone`.
+        /// A peer of `compare`, or `loop-alone`; rlsf cannot be counted.
         peer: Kind,
         /// hot-BYTES, set-LIVE or trace-NAME.
         workload: Workload,

@@ -1,5 +1,7 @@
 //! The allocators that are compared.
 
+#[cfg(feature = "cubecl")]
+mod cubecl;
 mod gpupool;
 mod heap;
 mod naive;
@@ -8,6 +10,8 @@ mod nothing;
 mod offset;
 mod on_device;
 
+#[cfg(feature = "cubecl")]
+pub use cubecl::Cubecl;
 pub use gpupool::{Gpupool, device};
 pub use heap::Heap;
 pub use naive::{Naive, SharedNaive};

@@ -359,6 +359,9 @@ fn every_allocator_that_is_present_is_compared() {
             assert!(figure["ns"]["median"].is_number() && figure["error"].is_null(), "{figure}");
         }
     }
+    let is_there = rows[0]["peers"].as_array().unwrap().iter().any(|figure| figure["peer"] == "cubecl");
+    let is_said_to_be_left_out = found["left_out"].to_string().contains("cubecl (feature `cubecl`)");
+    assert_eq!((is_there, is_said_to_be_left_out), (cfg!(feature = "cubecl"), !cfg!(feature = "cubecl")));
 }
 
 #[test]
