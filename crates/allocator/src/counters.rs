@@ -526,13 +526,14 @@ impl ArenaCounters {
         &self.allocated_bytes
     }
 
-    /// Whether no block is live or pending.
+    /// Whether a block is pending.
     #[inline]
-    pub(crate) fn is_unused(&self) -> bool {
-        self.allocation.current() == 0 && self.active.pending.iter().all(|part| part.current() == 0)
+    pub(crate) fn any_pending(&self) -> bool {
+        self.active.pending.iter().any(|part| part.current() != 0)
     }
 
     /// Whether a block is live.
+    #[inline]
     pub(crate) fn any_live(&self) -> bool {
         self.allocation.current() != 0
     }

@@ -119,11 +119,16 @@ pub(crate) struct TotalsState {
     growing: u64,
     /// Bytes in idle segments that streams took from each other so that less need be held, less what was paid.
     traded: u64,
+    /// Bytes by which repetitions raised the peak rather than move the pages of other streams.
+    raised: u64,
     /// The most that was held or promised since the cache was last emptied.
     most_held: u64,
     /// Counts every address that was given back: a graph captured over foreign memory can tell that it must be checked again.
     pub(crate) released_generation: u64,
 }
+
+/// Repetitions may raise the peak by this part of it (a sixteenth), all together.
+const RAISED_PART: u64 = 16;
 
 /// Device totals and their lock.
 #[derive(Debug)]
@@ -296,6 +301,17 @@ impl TotalsState {
 
     pub(crate) fn peak_held(&self) -> u64 {
         self.reserved_bytes.all.peak.max(0) as u64
+    }
+
+    /// Whether growth by so many bytes raises the peak by no more than repetitions may in all, which is then counted.
+    pub(crate) fn raise_peak_a_little(&mut self, bytes: u64) -> bool {
+        let (after, peak) = (self.held().saturating_add(bytes), self.peak_held());
+        let raised = self.raised.saturating_add(after.saturating_sub(peak));
+        let little = raised <= peak.saturating_sub(self.raised) / RAISED_PART;
+        if little {
+            self.raised = raised;
+        }
+        little
     }
 
     fn each(&mut self) -> impl Iterator<Item = &mut Stat> {

@@ -23,6 +23,7 @@ impl ArenaState {
     pub(crate) fn request_free(&mut self, id: BlockId, counters: &ArenaCounters) {
         let (part, bytes) = self.disowned(id, counters);
         counters.became_pending(part, bytes);
+        self.repetition.block_freed(counters);
     }
 
     /// Second half of a free: no stream can use the block any more, so it becomes free. O(1) into a bin, else O(log n).

@@ -350,7 +350,7 @@ impl ArenaState {
             uses: UsesTable::default(),
             pending: Vec::new(),
             deferred: Vec::new(),
-            repetition: Repetition::default(),
+            repetition: Repetition::new(rules.pages),
             idle_segments: IdleSegments::default(),
             history,
             leaving: Vec::new(),

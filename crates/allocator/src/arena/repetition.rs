@@ -43,6 +43,9 @@ const LEVEL: (i64, i64) = (7, 8);
 /// Whether the arena repeats itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Repetition {
+    /// Whether everything counts as freed while other streams still use some of it. Not under `segments`: what they use is not free as the
+    /// repetition begins, and growth that takes the place of trimming would take it a second time.
+    over_while_used: bool,
     /// Set when everything was freed: the most bytes that were active before.
     of_peak: Option<i64>,
     /// Nanoseconds that pages took of the driver in this pass by the model's prices, and in the one before the repetitions.
@@ -68,10 +71,20 @@ struct Level {
 }
 
 impl Repetition {
-    /// A block became free.
+    pub(super) fn new(pages: bool) -> Self {
+        Self { over_while_used: pages, ..Self::default() }
+    }
+
+    /// Whether everything was freed.
+    #[inline(always)]
+    fn is_over(&self, counters: &ArenaCounters) -> bool {
+        !counters.any_live() && (self.over_while_used || !counters.any_pending())
+    }
+
+    /// A block was freed, or is free.
     #[inline]
     pub(super) fn block_freed(&mut self, counters: &ArenaCounters) {
-        if counters.is_unused() {
+        if self.is_over(counters) {
             if self.spent > 0 || self.of_peak.is_none() {
                 self.pass_ended();
             }
@@ -83,7 +96,7 @@ impl Repetition {
     /// has changed.
     #[inline(always)]
     pub(super) fn block_freed_as_before(&mut self, counters: &ArenaCounters) -> bool {
-        if !counters.is_unused() {
+        if !self.is_over(counters) {
             return true;
         }
         let as_before = self.spent == 0 && self.of_peak.is_some();
@@ -115,6 +128,11 @@ impl Repetition {
     /// Nanoseconds that a repetition may still take of the driver where growth would raise the device's peak.
     pub(crate) fn left_at_peak(&self) -> u64 {
         (self.first / AT_PEAK).checked_shr(self.over).unwrap_or(0).saturating_sub(self.spent)
+    }
+
+    /// Whether growth may raise the device's peak a little before pages of other streams are moved: from the second repetition on.
+    pub(crate) fn may_raise_peak(&self) -> bool {
+        self.of_peak.is_some() && self.over > 0
     }
 
     /// Bytes that pages may hold before they are moved: none in a first pass, any number in a repetition that has moved enough.
