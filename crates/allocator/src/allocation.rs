@@ -197,7 +197,7 @@ impl<D: Device> Drop for Allocation<D> {
         let Some(mut locked) = core.try_lock() else { return self.drop_after_others(core) };
         match locked.free_into_bin(self.block, self.generation) {
             Binned::Quietly => {}
-            Binned::WithNews => told_freed::<D>(locked, self.block),
+            Binned::WithNews => told_freed::<D>(locked),
             Binned::No => self.drop_past_bin(core, locked),
         }
     }

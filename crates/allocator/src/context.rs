@@ -9,7 +9,7 @@ use gpupool_device::{Device, DriverResult, StreamHandle};
 
 use crate::policy::CaptureContext;
 use crate::routing::Scopes;
-use crate::shared::Shared;
+use crate::shared::{Attention, Shared};
 use crate::stream::StreamCore;
 use crate::sync::{Mutex, Rank};
 
@@ -25,9 +25,9 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(attention: &Arc<Attention>) -> Self {
         Self {
-            scopes: Scopes::new(),
+            scopes: Scopes::new(attention),
             marked_captures: AtomicUsize::new(0),
             current: Mutex::new(Rank::Leaf, HashMap::new()),
             streams: Mutex::new(Rank::Leaf, Vec::new()),

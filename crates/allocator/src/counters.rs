@@ -9,9 +9,13 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use crate::ids::Part;
 use crate::peaks::{Peak, Telling};
 
+mod split;
 mod stat;
+mod watch;
 
+use split::SplitCounters;
 pub use stat::{Stat, StatArray};
+use watch::Watch;
 
 /// How many figures of an arena have peaks.
 pub(crate) const FIGURES: usize = 22;
@@ -29,9 +33,6 @@ fn add(figure: &AtomicI64, n: i64) -> i64 {
 pub(crate) struct Counter {
     current: AtomicI64,
     decreases: AtomicI64,
-    /// Where it is one of an arena's most frequent figures: it may be this much without being anything new. At most what [`Peak`]s say, so that
-    /// one comparison can stand for several peaks.
-    watch: AtomicI64,
     peak: Peak,
     /// Increases and decreases at the last reset of accumulated figures.
     reset_at: [AtomicI64; 2],
@@ -68,17 +69,12 @@ impl Counter {
     }
 
     pub(crate) fn read(&self) -> Stat {
-        self.read_with(0)
-    }
-
-    /// As [`read`](Self::read), with so much that came and went beside what is counted here.
-    fn read_with(&self, beside: i64) -> Stat {
         let (increases, decreases) = self.raw();
         Stat {
             current: increases - decreases,
             peak: self.peak.most(),
-            allocated: increases + beside - self.reset_at[0].load(Relaxed),
-            freed: decreases + beside - self.reset_at[1].load(Relaxed),
+            allocated: increases - self.reset_at[0].load(Relaxed),
+            freed: decreases - self.reset_at[1].load(Relaxed),
         }
     }
 
@@ -87,13 +83,9 @@ impl Counter {
     }
 
     pub(crate) fn reset_accumulated(&self) {
-        self.reset_with(0);
-    }
-
-    fn reset_with(&self, beside: i64) {
         let (increases, decreases) = self.raw();
-        self.reset_at[0].store(increases + beside, Relaxed);
-        self.reset_at[1].store(decreases + beside, Relaxed);
+        self.reset_at[0].store(increases, Relaxed);
+        self.reset_at[1].store(decreases, Relaxed);
     }
 }
 
@@ -101,9 +93,8 @@ impl Counter {
 #[derive(Debug, Default)]
 pub(crate) struct CounterArray {
     parts: [Counter; 2],
-    /// As a part's, for both together.
-    watch: AtomicI64,
     peak: Peak,
+    watch: Watch,
 }
 
 impl CounterArray {
@@ -118,21 +109,17 @@ impl CounterArray {
     /// Counts `n` in, and says whether that may be something new.
     #[inline(always)]
     fn passed(&self, part: Part, n: i64) -> bool {
-        let (this, other) = (&self.parts[part.index()], &self.parts[1 - part.index()]);
-        let here = this.add(n);
-        (here > this.watch.load(Relaxed)) | (here + other.current() > self.watch.load(Relaxed))
+        let here = self.parts[part.index()].add(n);
+        let small = if part == Part::Small { here } else { self.parts[0].current() };
+        self.watch.changed(part, n);
+        self.watch.is_passed(part, here, small)
     }
 
-    /// What each part, and both, may be without being anything new.
-    fn set_watch(&self, parts: [i64; 2], all: i64) {
-        self.parts.iter().zip(parts).for_each(|(part, most)| part.watch.store(most, Relaxed));
-        self.watch.store(all, Relaxed);
-    }
-
-    /// So much of another figure, which adds to this one in a peak, is new: by so much less may this one grow.
-    fn lower_watch(&self, part: Part, n: i64) {
-        add(&self.parts[part.index()].watch, -n);
-        add(&self.watch, -n);
+    /// As [`decrease`](Self::decrease), of a figure that is watched.
+    #[inline(always)]
+    fn went(&self, part: Part, n: i64) {
+        self.decrease(part, n);
+        self.watch.changed(part, -n);
     }
 
     /// Whether a part that was increased, or both, are more than is nothing new.
@@ -167,12 +154,7 @@ impl CounterArray {
     }
 
     pub(crate) fn read(&self) -> StatArray {
-        self.read_with([0; 2])
-    }
-
-    /// As [`read`](Self::read), with so much of each part that came and went beside what is counted here.
-    fn read_with(&self, beside: [i64; 2]) -> StatArray {
-        let [small_pool, large_pool] = [0, 1].map(|part| self.parts[part].read_with(beside[part]));
+        let [small_pool, large_pool] = self.parts.each_ref().map(Counter::read);
         let mut all = small_pool;
         all.add(large_pool);
         all.peak = self.peak();
@@ -184,11 +166,7 @@ impl CounterArray {
     }
 
     fn reset_accumulated(&self) {
-        self.reset_with([0; 2]);
-    }
-
-    fn reset_with(&self, beside: [i64; 2]) {
-        self.parts.iter().zip(beside).for_each(|(part, beside)| part.reset_with(beside));
+        self.parts.iter().for_each(Counter::reset_accumulated);
     }
 }
 
@@ -281,17 +259,24 @@ pub(crate) struct ArenaCounters {
     requested_bytes: CounterArray,
     active: ActiveCounters,
     active_bytes: ActiveCounters,
-    inactive_split: CounterArray,
-    inactive_split_bytes: CounterArray,
+    inactive_split: SplitCounters,
+    inactive_split_bytes: SplitCounters,
     oversize_allocations: Counter,
     /// Blocks and bytes of each part.
     past_bins: [[PastBins; 2]; 2],
+    empty: Empty,
     /// Requests that no free block served.
     misses: AtomicI64,
     /// The most bytes that were handed out at once since [`start_recording`](Self::start_recording); `i64::MAX` when nobody records.
     recording: Recording,
     pub(crate) telling: Telling,
 }
+
+/// How many small blocks are live where everything may be free and somebody wants to know: 0, or else fewer than there ever are.
+#[derive(Debug, Default)]
+struct Empty(AtomicI64);
+
+const NEVER_SO_FEW: i64 = -1;
 
 #[derive(Debug)]
 struct Recording(AtomicI64);
@@ -319,30 +304,35 @@ pub(crate) struct ArenaStats {
 }
 
 impl ArenaCounters {
-    /// A block was handed out, from elsewhere than its bin.
-    pub(crate) fn handed_out(&self, part: Part, bytes: i64, requested: i64) {
+    /// A block was handed out, from elsewhere than its bin; by that there are so many free blocks more, or fewer, in segments that hold others
+    /// too, and so many of their bytes, each as one movement.
+    #[inline(always)]
+    pub(crate) fn handed_out(&self, part: Part, bytes: i64, requested: i64, split: (i64, i64)) {
         for (past, n) in self.past_bins[part.index()].iter().zip([1, bytes]) {
             add(&past.came, n);
         }
-        if self.count_handed_out(part, bytes, requested) {
+        self.requested_bytes.parts[part.index()].add(requested);
+        let new = self.allocation.passed(part, 1) | self.allocated_bytes.passed(part, bytes);
+        let new_split = self.split_changed(part, split, (1, bytes));
+        if new {
             self.note_handed_out(part);
+        }
+        if new_split {
+            self.note_split(part);
         }
     }
 
-    /// A block of a bin was handed out. Whether some figure may be at a new peak, or above its ceiling: then
+    /// A small block of a bin was handed out. Whether some figure may be at a new peak, or above its ceiling, or something is to be told: then
     /// [`note_handed_out`](Self::note_handed_out) comes next.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn handed_out_of_bin(&self, part: Part, bytes: i64, requested: i64) -> bool {
-        self.inactive_split.parts[part.index()].add(-1);
-        self.inactive_split_bytes.parts[part.index()].add(-bytes);
-        self.count_handed_out(part, bytes, requested)
-    }
-
-    #[inline(always)]
-    fn count_handed_out(&self, part: Part, bytes: i64, requested: i64) -> bool {
-        self.requested_bytes.parts[part.index()].add(requested);
-        self.allocation.passed(part, 1) | self.allocated_bytes.passed(part, bytes)
+    pub(crate) fn handed_out_of_bin(&self, bytes: i64, requested: i64) -> bool {
+        let ([blocks, _], [all_bytes, _]) = (&self.allocation.parts, &self.allocated_bytes.parts);
+        let (live, live_bytes) = (blocks.add(1), all_bytes.add(bytes));
+        self.requested_bytes.parts[0].add(requested);
+        self.allocation.watch.is_passed(Part::Small, live, live)
+            || self.allocated_bytes.watch.is_passed(Part::Small, live_bytes, live_bytes)
+            || self.telling.is_due()
     }
 
     /// Notes what of the figures of a hand-out is at a new peak, or above its ceiling.
@@ -356,19 +346,19 @@ impl ArenaCounters {
             || self.active.is_new(part, &self.allocation)
             || self.active_bytes.is_new(part, &self.allocated_bytes)
             || self.allocated_bytes.current() > recording.load(Relaxed);
-        if !is_new {
-            return;
+        if is_new {
+            let above = self.allocation.note(part)
+                | self.allocated_bytes.note(part)
+                | self.requested_bytes.note(part)
+                | self.active.note(part, &self.allocation)
+                | self.active_bytes.note(part, &self.allocated_bytes);
+            self.telling.note(above);
+            if recording.load(Relaxed) != i64::MAX {
+                recording.store(recording.load(Relaxed).max(self.allocated_bytes.current()), Relaxed);
+            }
+            self.watch_empty();
+            self.rewatch();
         }
-        let above = self.allocation.note(part)
-            | self.allocated_bytes.note(part)
-            | self.requested_bytes.note(part)
-            | self.active.note(part, &self.allocation)
-            | self.active_bytes.note(part, &self.allocated_bytes);
-        self.telling.note(above);
-        if recording.load(Relaxed) != i64::MAX {
-            recording.store(recording.load(Relaxed).max(self.allocated_bytes.current()), Relaxed);
-        }
-        self.rewatch();
     }
 
     /// From now on notes the most bytes that are handed out at once.
@@ -398,41 +388,80 @@ impl ArenaCounters {
         let of_active = |active: &ActiveCounters| (active.peaks.each_ref().map(Peak::watch), active.peak.watch());
         let (mut parts, mut all) = own(&self.allocation);
         beside_pending(&mut parts, &mut all, &self.active.pending, of_active(&self.active));
-        self.allocation.set_watch(parts, all);
+        self.allocation.watch.set(parts, all, self.allocation.parts[1].current());
         let (mut parts, mut all) = own(&self.allocated_bytes);
         beside_pending(&mut parts, &mut all, &self.active_bytes.pending, of_active(&self.active_bytes));
         // Bytes asked for are at most those handed out or pending, so what these may be stands for them.
         beside_pending(&mut parts, &mut all, &self.active_bytes.pending, own(&self.requested_bytes));
-        self.allocated_bytes.set_watch(parts, all.min(self.recording.0.load(Relaxed)));
-        for array in [&self.inactive_split, &self.inactive_split_bytes] {
-            let (parts, all) = own(array);
-            array.set_watch(parts, all);
-        }
+        let (all, large) = (all.min(self.recording.0.load(Relaxed)), self.allocated_bytes.parts[1].current());
+        self.allocated_bytes.watch.set(parts, all, large);
+        self.inactive_split.rewatch(&self.allocation);
+        self.inactive_split_bytes.rewatch(&self.allocated_bytes);
     }
 
-    /// A block was freed, and is free; not in a bin, so far.
-    pub(crate) fn freed(&self, part: Part, bytes: i64, requested: i64) {
-        self.count_freed(part, bytes, requested);
-        self.left(part, 1, bytes);
+    /// Whether everything is free may be worth knowing from now on.
+    pub(crate) fn watch_empty(&self) {
+        self.empty.0.store(0, Relaxed);
     }
 
+    /// Everything is free, and that is known; or large blocks are live, so that it is not so.
+    pub(crate) fn unwatch_empty(&self) {
+        self.empty.0.store(NEVER_SO_FEW, Relaxed);
+    }
+
+    /// A block was freed, and is free: [`freed_to_bin`](Self::freed_to_bin) or [`freed_to_index`](Self::freed_to_index) comes next.
     #[inline(always)]
-    fn count_freed(&self, part: Part, bytes: i64, requested: i64) {
-        self.allocation.decrease(part, 1);
-        self.allocated_bytes.decrease(part, bytes);
+    pub(crate) fn freed(&self, part: Part, bytes: i64, requested: i64) {
+        self.no_longer_live(part, bytes);
         self.requested_bytes.decrease(part, requested);
     }
 
-    /// A block was freed into its bin. Whether some figure may be at a new peak, or above its ceiling: then
-    /// [`note_split`](Self::note_split) comes next.
+    /// What was [freed](Self::freed) went into a bin.
+    pub(crate) fn freed_to_bin(&self, part: Part, bytes: i64) {
+        // Live or binned, it is counted all the same.
+        if self.split_changed(part, (1, bytes), (-1, -bytes)) {
+            self.note_split(part);
+        }
+    }
+
+    /// What was [freed](Self::freed) was merged, or is held: so many free blocks more, or fewer, in segments that hold others too, and their
+    /// bytes, each as one movement.
+    #[inline(always)]
+    pub(crate) fn freed_to_index(&self, part: Part, bytes: i64, split: (i64, i64)) {
+        self.left(part, 1, bytes);
+        if self.split_changed(part, split, (-1, -bytes)) {
+            self.note_split(part);
+        }
+    }
+
+    /// A block is no longer live.
+    #[inline(always)]
+    fn no_longer_live(&self, part: Part, bytes: i64) {
+        self.allocation.went(part, 1);
+        self.allocated_bytes.went(part, bytes);
+        if part == Part::Large && self.allocation.parts[1].current() == 0 {
+            self.watch_empty();
+        }
+    }
+
+    /// A small block was freed into its bin. Whether some figure may be at a new peak, or above its ceiling, or everything is free, or something
+    /// is to be told: then [`note_split`](Self::note_split) comes next.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn freed_into_bin(&self, part: Part, bytes: i64, requested: i64) -> bool {
-        self.count_freed(part, bytes, requested);
-        self.is_inactive(part, bytes)
+    pub(crate) fn freed_into_bin(&self, bytes: i64, requested: i64) -> bool {
+        let ([blocks, _], [all_bytes, _]) = (&self.allocation.parts, &self.allocated_bytes.parts);
+        let (live, live_bytes) = (blocks.add(-1), all_bytes.add(-bytes));
+        add(&blocks.decreases, 1);
+        add(&all_bytes.decreases, bytes);
+        self.requested_bytes.parts[0].decrease(requested);
+        live <= self.empty.0.load(Relaxed)
+            || self.inactive_split.is_passed_beside(live)
+            || self.inactive_split_bytes.is_passed_beside(live_bytes)
+            || self.telling.is_due()
     }
 
     /// Blocks are no longer live and not in bins, or no longer in bins and not live.
+    #[inline(always)]
     fn left(&self, part: Part, blocks: i64, bytes: i64) {
         for (past, n) in self.past_bins[part.index()].iter().zip([blocks, bytes]) {
             add(&past.went, n);
@@ -441,13 +470,13 @@ impl ArenaCounters {
 
     /// A block was freed, and is pending.
     pub(crate) fn became_pending(&self, part: Part, bytes: i64) {
+        self.no_longer_live(part, bytes);
         self.left(part, 1, bytes);
-        self.allocation.decrease(part, 1);
-        self.allocated_bytes.decrease(part, bytes);
+        self.split_changed(part, (0, 0), (-1, -bytes));
         self.active.pending[part.index()].increase(1);
         self.active_bytes.pending[part.index()].increase(bytes);
-        self.allocation.lower_watch(part, 1);
-        self.allocated_bytes.lower_watch(part, bytes);
+        self.allocation.watch.lower(part, 1);
+        self.allocated_bytes.watch.lower(part, bytes);
     }
 
     /// A pending block is free.
@@ -457,52 +486,35 @@ impl ArenaCounters {
         self.requested_bytes.decrease(part, requested);
     }
 
-    /// So many free blocks more in segments that hold others too, and their bytes, each as one movement.
-    #[inline]
+    /// So many free blocks more, or fewer, in segments that hold others too, and their bytes, each as one movement.
     pub(crate) fn split(&self, part: Part, blocks: i64, bytes: i64) {
-        let more = |array: &CounterArray, n: i64| match n {
-            1.. => array.passed(part, n),
-            0 => false,
-            ..0 => {
-                array.decrease(part, -n);
-                false
-            }
-        };
-        let new = more(&self.inactive_split, blocks) | more(&self.inactive_split_bytes, bytes);
-        if new {
+        if self.split_changed(part, (blocks, bytes), (0, 0)) {
             self.note_split(part);
         }
     }
 
-    /// So many free blocks fewer in segments that hold others too, and so many of their bytes.
+    /// As [`split`](Self::split), where so many live blocks came, or went, and bytes. Whether some figure may be at a new peak, or above its
+    /// ceiling.
     #[inline(always)]
-    pub(crate) fn split_less(&self, part: Part, blocks: i64, bytes: i64) {
-        if blocks > 0 {
-            self.inactive_split.decrease(part, blocks);
-        }
-        self.inactive_split_bytes.decrease(part, bytes);
+    fn split_changed(&self, part: Part, (blocks, bytes): (i64, i64), live: (i64, i64)) -> bool {
+        self.inactive_split.change(part, blocks, live.0, &self.allocation)
+            | self.inactive_split_bytes.change(part, bytes, live.1, &self.allocated_bytes)
     }
 
     /// Notes what of the figures of free blocks in segments that hold others too is at a new peak, or above its ceiling.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_split(&self, part: Part) {
-        self.telling.note(self.inactive_split.note(part) | self.inactive_split_bytes.note(part));
+        let above = self.inactive_split.note(part, &self.allocation)
+            | self.inactive_split_bytes.note(part, &self.allocated_bytes);
+        self.telling.note(above);
         self.rewatch();
     }
 
     /// A block that is not live went into a bin.
     pub(crate) fn went_into_bin(&self, part: Part, bytes: i64) {
         self.left(part, -1, -bytes);
-        if self.is_inactive(part, bytes) {
-            self.note_split(part);
-        }
-    }
-
-    /// One more free block in a segment that holds others too. Whether some figure may be at a new peak, or above its ceiling.
-    #[inline(always)]
-    fn is_inactive(&self, part: Part, bytes: i64) -> bool {
-        self.inactive_split.passed(part, 1) | self.inactive_split_bytes.passed(part, bytes)
+        self.split(part, 1, bytes);
     }
 
     /// A block came out of a bin, and is not handed out so far: it still counts with the free blocks of its segment.
@@ -558,10 +570,11 @@ impl ArenaCounters {
         ArenaStats {
             allocation: self.allocation.read(),
             active: self.active.read(&self.allocation),
-            inactive_split: self.inactive_split.read_with(self.out_of_bins(0, &self.allocation)),
+            inactive_split: self.inactive_split.read(&self.allocation, self.out_of_bins(0, &self.allocation)),
             allocated_bytes: self.allocated_bytes.read(),
             active_bytes: self.active_bytes.read(&self.allocated_bytes),
-            inactive_split_bytes: self.inactive_split_bytes.read_with(self.out_of_bins(1, &self.allocated_bytes)),
+            inactive_split_bytes: (self.inactive_split_bytes)
+                .read(&self.allocated_bytes, self.out_of_bins(1, &self.allocated_bytes)),
             requested_bytes: self.requested_bytes.read(),
             oversize_allocations: self.oversize_allocations.read(),
             // Each figure by itself is never less, but two that are read one after the other may be of two moments.
@@ -578,10 +591,9 @@ impl ArenaCounters {
 
     /// Differs from what it was before if a block was handed out, freed or merged in between.
     pub(crate) fn changes(&self) -> i64 {
-        let parts = self.allocation.parts.iter().chain(&self.inactive_split.parts).chain(&self.active.pending);
-        let counted: i64 = parts.map(|part| part.raw().0 + part.raw().1).sum();
-        // What came and went of the second of these by bins is not counted there.
-        counted + 2 * self.out_of_bins(0, &self.allocation).iter().sum::<i64>()
+        let counted = self.allocation.parts.iter().chain(&self.active.pending).map(|part| part.raw().0 + part.raw().1);
+        let split = self.inactive_split.raw(&self.allocation, self.out_of_bins(0, &self.allocation));
+        counted.sum::<i64>() + split.into_iter().flatten().sum::<i64>()
     }
 
     /// Every figure that has a peak, in the order of [`Stats::of_arenas`](crate::Stats).
@@ -589,10 +601,10 @@ impl ArenaCounters {
         let arrays = [
             self.allocation.figures(),
             self.active.figures(&self.allocation),
-            self.inactive_split.figures(),
+            self.inactive_split.figures(&self.allocation),
             self.allocated_bytes.figures(),
             self.active_bytes.figures(&self.allocated_bytes),
-            self.inactive_split_bytes.figures(),
+            self.inactive_split_bytes.figures(&self.allocated_bytes),
             self.requested_bytes.figures(),
         ];
         let oversize = self.oversize_allocations.figure();
@@ -623,8 +635,8 @@ impl ArenaCounters {
     pub(crate) fn reset_accumulated(&self) {
         let arrays = [&self.allocation, &self.allocated_bytes, &self.requested_bytes];
         arrays.into_iter().for_each(CounterArray::reset_accumulated);
-        self.inactive_split.reset_with(self.out_of_bins(0, &self.allocation));
-        self.inactive_split_bytes.reset_with(self.out_of_bins(1, &self.allocated_bytes));
+        self.inactive_split.reset_accumulated(&self.allocation, self.out_of_bins(0, &self.allocation));
+        self.inactive_split_bytes.reset_accumulated(&self.allocated_bytes, self.out_of_bins(1, &self.allocated_bytes));
         self.oversize_allocations.reset_accumulated();
         self.active.reset_accumulated();
         self.active_bytes.reset_accumulated();

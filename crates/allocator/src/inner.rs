@@ -8,7 +8,9 @@ use std::thread::ThreadId;
 use gpupool_device::{CaptureStatus, Device, StreamHandle};
 
 use crate::allocation::Allocation;
-use crate::arena::{Arena, ArenaCore, ArenaState, Handed, LaneKind, Locked, Source, Want, told, told_handed};
+use crate::arena::{
+    Arena, ArenaCore, ArenaState, CaptureRoute, Handed, LaneKind, Locked, Source, Want, told, told_handed,
+};
 use crate::captures::ReachSets;
 use crate::error::{AllocError, PoolError};
 use crate::history::Caller;
@@ -17,7 +19,7 @@ use crate::ids::{Part, PoolId, StreamId};
 use crate::pool::{Pool, PoolEntry, PoolTable};
 use crate::provider::SegmentProvider;
 use crate::routing::Route;
-use crate::shared::{AGES, POLLS, RECORDS, Shared};
+use crate::shared::{CAPTURES, ROUNDS, Shared, UNUSUAL};
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
 use crate::sync::{Mutex, QuickGuard, Rank};
@@ -286,15 +288,13 @@ impl<D: Device> Inner<D> {
                 let mut state = pool.arena.lock();
                 let lane = state.lanes_of(pool.slot, &stream.core, LaneKind::Capture);
                 let neutral = state.lanes_of(pool.slot, &self.shared.neutral, LaneKind::Neutral);
-                let mut before = None;
-                // Once a session was closed since, this may be the capture's, which then has forgotten its routes.
+                // Once a session was closed since, this may be the capture's, whose lanes are gone then.
                 if let Some((capture, _)) = own.filter(|(_, closed)| self.shared.registry.closed() == *closed) {
                     state.lanes[lane as usize].capture = capture;
-                    state.lanes[lane as usize + 1].capture = capture;
-                    before = pool.arena.remember_route(&stream.arena, lane, neutral);
+                    state.lanes[lane as usize].neutral = neutral;
+                    pool.arena.remember_route(&stream.arena, lane);
                 }
                 drop(state);
-                drop(before);
                 (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane + index, Some(neutral + index))
             }
         };
@@ -324,80 +324,91 @@ impl<D: Device> Inner<D> {
         }
     }
 
-    /// Whether nothing unusual concerns a request, but captures and whose the stream is: then it may go to the [lane](Source) it comes from,
-    /// and need look at nothing else.
+    /// Whether a request is for something, no more than a segment has, and on a stream of this allocator.
     #[inline(always)]
-    pub(crate) fn is_usual(&self, shared: &Shared<D>, stream: &StreamCore, requested: u64) -> bool {
+    pub(crate) fn is_usual(&self, stream: &StreamCore, requested: u64) -> bool {
         // Bytes of zero are none of these, since one less is the most there is.
-        requested.wrapping_sub(1) < LARGEST
-            && stream.allocator == self.id
-            && shared.attention.get() & (AGES | RECORDS | POLLS) == 0
-            && shared.context.scopes.is_empty()
+        requested.wrapping_sub(1) < LARGEST && stream.allocator == self.id
     }
 
-    /// Where a usual request goes while captures may be under way: the core of its arena, the lane there, and what it wants. `None` if the
-    /// long way must be taken: the stream captures and the route is not known. `status` is what the driver said of the stream, if it was
-    /// asked.
-    #[inline(always)]
-    fn source(
-        &self,
-        requested: u64,
-        stream: &Stream<D>,
-        status: &mut Option<CaptureStatus>,
-    ) -> Option<(&'static ArenaCore, Source, Want)> {
-        let shared = &*self.shared;
-        let outside = || (stream.arena.core, Source::of(stream), shared.want(requested, shared.rules.small_limit));
-        if shared.registry.is_quiet() {
-            return Some(outside());
-        }
-        match *status.insert(shared.driver.capture_status(stream.core.handle).ok()?) {
-            CaptureStatus::None => Some(outside()),
-            CaptureStatus::Invalidated => None,
-            CaptureStatus::Active(capture) => {
-                let route = stream.arena.route();
-                let route = route.as_ref()?;
-                let from = Source { lane: route.lane, neutral: route.neutral, capture };
-                Some((route.arena.core, from, shared.want(requested, SMALL_LIMIT)))
-            }
-        }
-    }
-
-    /// A request of any kind that is not served by the shortest way: one on a thread's own stream; one that finds the lock taken; and all that
-    /// are unusual.
+    /// A request of any kind that is not served by the shortest way: one while captures may be under way; one on a thread's own stream; one that
+    /// finds the lock taken; one that is rounded as configured; and all that are unusual.
     #[inline(never)]
     pub(crate) fn alloc_beside(
         self: &Arc<Self>,
         requested: u64,
         stream: &Stream<D>,
     ) -> Result<Allocation<D>, AllocError> {
-        if self.is_usual(&self.shared, &stream.core, requested) && stream.core.is_usable() {
-            return self.alloc_beside_captures(requested, stream);
+        let unusual = self.shared.attention.get() & UNUSUAL & !(CAPTURES | ROUNDS);
+        if !self.is_usual(&stream.core, requested) || unusual != 0 || !stream.core.is_usable() {
+            return self.alloc_the_long_way(requested, stream, None);
         }
-        self.alloc_the_long_way(requested, stream, None)
+        if self.shared.registry.is_quiet() {
+            return self.alloc_outside_captures(requested, stream, None);
+        }
+        self.alloc_beside_captures(requested, stream)
     }
 
-    /// A usual request while captures may be under way.
+    /// A usual request while captures may be under way: from where the route leads of the capture that its stream is in.
     #[inline(never)]
     pub(crate) fn alloc_beside_captures(
         self: &Arc<Self>,
         requested: u64,
         stream: &Stream<D>,
     ) -> Result<Allocation<D>, AllocError> {
-        let mut status = None;
-        if let Some((core, from, want)) = self.source(requested, stream, &mut status) {
-            let mut locked = core.lock();
-            if let Some((handed, news)) = locked.hand_out_of_bin(from, want) {
-                if news {
-                    told_handed::<D>(locked, want.part);
-                }
-                return Ok(Allocation::of(core, handed, requested));
+        let status = self.shared.driver.capture_status(stream.core.handle).ok();
+        let capture = match status {
+            Some(CaptureStatus::Active(capture)) => capture,
+            Some(CaptureStatus::None) => return self.alloc_outside_captures(requested, stream, status),
+            _ => return self.alloc_the_long_way(requested, stream, status),
+        };
+        let locked = stream.arena.route().and_then(|to| Some((to, to.core.try_lock()?)));
+        let Some((CaptureRoute { core, lane }, mut locked)) = locked else {
+            return self.alloc_the_long_way(requested, stream, status);
+        };
+        let Some(neutral) = locked.neutral_beside(lane, &stream.core, capture) else {
+            drop(locked);
+            return self.alloc_the_long_way(requested, stream, status);
+        };
+        let want = self.shared.want(requested, SMALL_LIMIT);
+        if want.part == Part::Small
+            && let Some((handed, news)) = locked.hand_out_of_bin(lane, want)
+        {
+            if news {
+                told_handed::<D>(locked, want.part);
             }
-            if let Some(handed) = locked.hand_out_of_index(from, want) {
-                told::<D>(locked, &[]);
-                return Ok(Allocation::of(core, handed, requested));
-            }
+            return Ok(Allocation::of(core, handed, requested));
         }
-        self.alloc_the_long_way(requested, stream, status)
+        self.alloc_of_index((core, Source { lane, neutral }), stream, (want, status), locked)
+    }
+
+    /// A usual request outside captures that looks closer than the shortest way; `status` is what the driver said of the stream, if it was
+    /// asked.
+    #[inline(never)]
+    fn alloc_outside_captures(
+        self: &Arc<Self>,
+        requested: u64,
+        stream: &Stream<D>,
+        status: Option<CaptureStatus>,
+    ) -> Result<Allocation<D>, AllocError> {
+        let core = stream.arena.core;
+        let want = self.shared.want(requested, self.shared.rules.small_limit);
+        let mut locked = core.lock();
+        if want.part == Part::Small
+            && let Some((handed, news)) = locked.hand_out_of_bin(stream.lane, want)
+        {
+            if news {
+                told_handed::<D>(locked, want.part);
+            }
+            return Ok(Allocation::of(core, handed, requested));
+        }
+        self.alloc_of_index((core, Source::of(stream)), stream, (want, status), locked)
+    }
+
+    /// A usual request outside captures that is for a large block.
+    #[inline(never)]
+    pub(crate) fn alloc_large(self: &Arc<Self>, stream: &Stream<D>, want: Want) -> Result<Allocation<D>, AllocError> {
+        self.alloc_past_bin(stream, want, stream.arena.core.lock())
     }
 
     /// A usual request outside captures that its bin does not serve: from the free index, or the long way.
@@ -406,14 +417,26 @@ impl<D: Device> Inner<D> {
         self: &Arc<Self>,
         stream: &Stream<D>,
         want: Want,
+        locked: QuickGuard<'_, Locked>,
+    ) -> Result<Allocation<D>, AllocError> {
+        self.alloc_of_index((stream.arena.core, Source::of(stream)), stream, (want, None), locked)
+    }
+
+    /// A usual request from the free index there, or the long way; with what the driver said of the stream, if it was asked.
+    #[inline(always)]
+    fn alloc_of_index(
+        self: &Arc<Self>,
+        (core, from): (&'static ArenaCore, Source),
+        stream: &Stream<D>,
+        (want, status): (Want, Option<CaptureStatus>),
         mut locked: QuickGuard<'_, Locked>,
     ) -> Result<Allocation<D>, AllocError> {
-        if let Some(handed) = locked.hand_out_of_index(Source::of(stream), want) {
+        if let Some(handed) = locked.hand_out_of_index(from, want) {
             told::<D>(locked, &[]);
-            return Ok(Allocation::of(stream.arena.core, handed, want.requested));
+            return Ok(Allocation::of(core, handed, want.requested));
         }
         drop(locked);
-        self.alloc_the_long_way(want.requested, stream, None)
+        self.alloc_the_long_way(want.requested, stream, status)
     }
 
     #[inline(never)]

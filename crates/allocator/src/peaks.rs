@@ -427,6 +427,7 @@ impl ArenaCounters {
     /// Sets what the arena had at most to what it has now. Under the arena's lock.
     pub(crate) fn reset_peaks(&self) {
         self.figures().into_iter().for_each(|(current, peak)| peak.reset(current));
+        self.watch_empty();
         self.rewatch();
     }
 }

@@ -14,6 +14,7 @@ use crate::ids::PoolId;
 use crate::inner::Inner;
 use crate::policy::Routing;
 use crate::pool::Pool;
+use crate::shared::{Attention, SCOPES};
 use crate::stream::Stream;
 use crate::sync::{Mutex, Rank};
 
@@ -52,11 +53,20 @@ pub(crate) struct Scopes {
     open: AtomicUsize,
     keys: AtomicUsize,
     list: Mutex<Vec<Scope>>,
+    /// Where it is noted whether one is open.
+    attention: Arc<Attention>,
 }
 
 impl Scopes {
-    pub(crate) fn new() -> Self {
-        Self { open: AtomicUsize::new(0), keys: AtomicUsize::new(0), list: Mutex::new(Rank::Leaf, Vec::new()) }
+    pub(crate) fn new(attention: &Arc<Attention>) -> Self {
+        let list = Mutex::new(Rank::Leaf, Vec::new());
+        Self { open: AtomicUsize::new(0), keys: AtomicUsize::new(0), list, attention: Arc::clone(attention) }
+    }
+
+    /// Under the list's lock.
+    fn note_open(&self, open: usize) {
+        self.open.store(open, Ordering::Release);
+        self.attention.set(SCOPES, open > 0);
     }
 
     /// Whether no scope is open. One load.
@@ -70,7 +80,7 @@ impl Scopes {
         let key = ScopeKey(self.keys.fetch_add(1, Ordering::Relaxed));
         let mut list = self.list.lock();
         list.push(Scope { pool, filter, inside, key });
-        self.open.store(list.len(), Ordering::Release);
+        self.note_open(list.len());
         key
     }
 
@@ -79,7 +89,7 @@ impl Scopes {
         let mut list = self.list.lock();
         let at = list.iter().rposition(matches)?;
         let scope = list.remove(at);
-        self.open.store(list.len(), Ordering::Release);
+        self.note_open(list.len());
         Some(scope)
     }
 

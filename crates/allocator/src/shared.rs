@@ -39,7 +39,16 @@ pub(crate) const BINLESS: u8 = 8;
 /// Requests poll events, as PyTorch's do: always so, or never.
 pub(crate) const POLLS: u8 = 16;
 
-/// What a request or a free must look at beside the usual, as bits: [`AGES`], [`RECORDS`], [`QUARANTINES`], [`BINLESS`], [`POLLS`].
+/// A scope is open.
+pub(crate) const SCOPES: u8 = 32;
+/// A capture session is open in the process.
+pub(crate) const CAPTURES: u8 = 64;
+/// Requests are rounded as configured, and not just up to 512 bytes: always so, or never.
+pub(crate) const ROUNDS: u8 = 128;
+/// What makes a request leave the shortest way; but for the last two it takes the long way then.
+pub(crate) const UNUSUAL: u8 = AGES | RECORDS | POLLS | SCOPES | CAPTURES | ROUNDS;
+
+/// What a request or a free must look at beside the usual, as bits: the constants above.
 #[derive(Debug, Default)]
 pub(crate) struct Attention(AtomicU8);
 
@@ -110,8 +119,11 @@ impl<D: Device> Shared<D> {
         let attention = Attention(AtomicU8::new(
             bit(BINLESS, !rules.arena.bins || !config.caching())
                 | bit(POLLS, rules.poll_each_allocation)
+                | bit(ROUNDS, !rules.plain_rounding)
                 | bit(QUARANTINES, config.quarantine()),
         ));
+        let attention = Arc::new(attention);
+        registry.tell(&attention);
         let peaks = Peaks::new(config.exact_peaks());
         Self {
             driver,
@@ -119,10 +131,10 @@ impl<D: Device> Shared<D> {
             config,
             totals,
             peaks,
-            context: Context::new(),
+            context: Context::new(&attention),
             neutral,
             registry,
-            attention: Arc::new(attention),
+            attention,
             history: Arc::new(History::new(move || clock.now())),
             next_ordinal: AtomicU64::new(0),
             stranded: Mutex::new(Rank::Leaf, Vec::new()),
@@ -131,18 +143,33 @@ impl<D: Device> Shared<D> {
     }
 
     /// What a request of that many bytes, fewer than 2^60, is rounded to.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn round(&self, requested: u64) -> u64 {
         match self.rules.plain_rounding {
             true => (requested + (UNIT - 1)) & !(UNIT - 1),
-            false => self.config.rounding().round(requested),
+            false => self.round_as_configured(requested),
         }
+    }
+
+    #[inline(never)]
+    fn round_as_configured(&self, requested: u64) -> u64 {
+        self.config.rounding().round(requested)
     }
 
     /// What a request of at most 2 TiB wants, by the limit of what is small where it goes.
     #[inline(always)]
     pub(crate) fn want(&self, requested: u64, small: u64) -> Want {
-        let size = self.round(requested);
+        Self::want_of(self.round(requested), requested, small)
+    }
+
+    /// As [`want`](Self::want), where nothing [rounds](ROUNDS) requests but the unit.
+    #[inline(always)]
+    pub(crate) fn plain_want(requested: u64, small: u64) -> Want {
+        Self::want_of((requested + (UNIT - 1)) & !(UNIT - 1), requested, small)
+    }
+
+    #[inline(always)]
+    fn want_of(size: u64, requested: u64, small: u64) -> Want {
         let part = if size <= small { Part::Small } else { Part::Large };
         Want { part, units: (size / UNIT) as Units, requested }
     }

@@ -37,6 +37,8 @@ pub(crate) struct StreamCore {
     open: AtomicU64,
     done: AtomicU64,
     retired: AtomicBool,
+    /// Any thread may allocate on it: it is no thread's own, and not retired.
+    usable_by_all: AtomicBool,
     /// Threads that are recording an event here. A stream that retires lets them finish first.
     marking: AtomicUsize,
     marks: Mutex<VecDeque<(u64, EventHandle)>>,
@@ -58,6 +60,7 @@ impl StreamCore {
             open: AtomicU64::new(0),
             done: AtomicU64::new(0),
             retired: AtomicBool::new(false),
+            usable_by_all: AtomicBool::new(only_from.is_none()),
             marking: AtomicUsize::new(0),
             marks: Mutex::new(Rank::Leaf, VecDeque::new()),
         }
@@ -77,7 +80,7 @@ impl StreamCore {
     /// Whether any thread may allocate on the stream.
     #[inline(always)]
     pub(crate) fn is_usable_by_all(&self) -> bool {
-        !self.is_retired() && self.only_from.is_none()
+        self.usable_by_all.load(Ordering::Relaxed)
     }
 
     /// Whether the calling thread may allocate on the stream.
@@ -275,6 +278,7 @@ impl StreamCore {
         let core = Self::new(StreamId::ANY, StreamHandle(u64::MAX), None, allocator);
         core.settle(0);
         core.retired.store(true, Ordering::Release);
+        core.usable_by_all.store(false, Ordering::Relaxed);
         core
     }
 
@@ -311,12 +315,16 @@ impl StreamCore {
             driver.recycle(event);
             return Ok(());
         }
+        self.usable_by_all.store(false, Ordering::Relaxed);
         // An event that another thread records now would come after this one, or on a stream that has the handle next.
         while self.marking.load(Ordering::SeqCst) > 0 {
             crate::sync::yield_now();
         }
         // The last event covers every mark.
-        self.record(driver, event, LAST_MARK).inspect_err(|_| self.retired.store(false, Ordering::Release))
+        self.record(driver, event, LAST_MARK).inspect_err(|_| {
+            self.retired.store(false, Ordering::Release);
+            self.usable_by_all.store(self.only_from.is_none(), Ordering::Relaxed);
+        })
     }
 }
 

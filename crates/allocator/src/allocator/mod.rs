@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gpupool_device::{Address, Device, DriverPoolFigures, StreamHandle};
 
 use crate::allocation::Allocation;
-use crate::arena::{ArenaCore, Handed, Locked, Segment, Source, Want, told_handed};
+use crate::arena::{ArenaCore, Handed, Locked, Segment, Want, told_handed};
 use crate::captures::CaptureRegistry;
 use crate::config::{Allowed, Config, ConfigError, LimitSource, fraction_limit};
 use crate::counters::{ArenaCounters, PoolCounters};
@@ -16,11 +16,11 @@ use crate::driver::Driver;
 use crate::error::{AllocError, FreeError};
 use crate::history::HistoryOptions;
 use crate::hooks::{GraphSource, HookId, Janitor, OomObserver, Reclaimer, RejectionObserver};
-use crate::ids::PoolId;
+use crate::ids::{Part, PoolId};
 use crate::inner::{Inner, fresh_allocator_id};
 use crate::policy::Rules;
 use crate::reclaim::Trimmed;
-use crate::shared::{AGES, RECORDS, Shared};
+use crate::shared::{AGES, CAPTURES, RECORDS, Shared, UNUSUAL};
 use crate::state::State;
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
@@ -190,16 +190,20 @@ impl<D: Device> Allocator<D> {
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
         let inner = &self.inner;
         // References first: they are not followed again after each look.
-        let (shared, on, core, from) = (&*inner.shared, &*stream.core, stream.arena.core, Source::of(stream));
-        if !(inner.is_usual(shared, on, bytes) && on.is_usable_by_all()) {
+        let (shared, on, core) = (&*inner.shared, &*stream.core, stream.arena.core);
+        let unusual = shared.attention.get() & UNUSUAL;
+        if !(inner.is_usual(on, bytes) && unusual & !CAPTURES == 0 && on.is_usable_by_all()) {
             return inner.alloc_beside(bytes, stream);
         }
-        if !shared.registry.is_quiet() {
+        if unusual != 0 {
             return inner.alloc_beside_captures(bytes, stream);
         }
-        let want = shared.want(bytes, shared.rules.small_limit);
+        let want = Shared::<D>::plain_want(bytes, shared.rules.small_limit);
+        if want.part == Part::Large {
+            return inner.alloc_large(stream, want);
+        }
         let Some(mut locked) = core.try_lock() else { return inner.alloc_beside(bytes, stream) };
-        match locked.hand_out_of_bin(from, want) {
+        match locked.hand_out_of_bin(stream.lane, want) {
             Some((handed, false)) => Ok(Allocation::of(core, handed, bytes)),
             Some((handed, true)) => Self::alloc_with_news((core, locked), handed, want),
             None => inner.alloc_past_bin(stream, want, locked),

@@ -10,6 +10,7 @@
 //!   and nobody need look.
 
 use super::{Block, BlockId, Blocks, NONE};
+use crate::ids::Part;
 use crate::units::{UNIT, Units};
 
 const SLOTS: usize = 64;
@@ -18,122 +19,167 @@ const MAX_BLOCKS: u32 = 64;
 /// Most bytes in one bin; larger blocks are never binned. What lies in a bin keeps its neighbours apart: single blocks of any size in bins
 /// doubled what `gnn_sampling` reserves in later turns.
 const MAX_BYTES: u64 = 1 << 20;
+const MAX_UNITS: Units = (MAX_BYTES / UNIT) as Units;
 
-/// A stack of blocks of one size. An empty one changes its size for whatever comes.
+/// A stack of blocks of one lane and one size. An empty one changes both for whatever comes.
 #[derive(Clone, Copy, Debug)]
 struct Bin {
     size: Units,
+    lane: u32,
     head: BlockId,
     /// How many blocks more it takes.
     room: u32,
 }
 
 impl Bin {
-    const EMPTY: Self = Self { size: 0, head: NONE, room: 0 };
+    /// No block has this size.
+    const EMPTY: Self = Self { size: 0, lane: 0, head: NONE, room: 0 };
 
-    /// Whether an empty bin is of this size from now on.
-    fn becomes(&mut self, size: Units) -> bool {
-        let room = ((MAX_BYTES / UNIT) as u32 / size.max(1)).min(MAX_BLOCKS);
+    #[inline(always)]
+    fn is_of(&self, lane: u32, size: Units) -> bool {
+        self.size == size && self.lane == lane
+    }
+
+    /// How many blocks of a size a bin takes.
+    fn room_for(size: Units) -> u32 {
+        (MAX_UNITS / size.max(1)).min(MAX_BLOCKS)
+    }
+
+    /// Whether an empty bin is of this lane and size from now on.
+    fn becomes(&mut self, lane: u32, size: Units) -> bool {
+        let room = Self::room_for(size);
         let takes = self.head == NONE && room > 0;
         if takes {
-            *self = Self { size, room, ..Self::EMPTY };
+            *self = Self { size, lane, room, ..Self::EMPTY };
         }
         takes
     }
 }
 
-/// On cache lines of their own.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Slots([Bin; SLOTS]);
-
-/// A lane's bins: a table indexed by a hash of the size, one size a slot.
-#[derive(Debug)]
-pub(crate) struct Bins {
-    slots: Box<Slots>,
-    count: u32,
+/// The slot of the only bin that may be of this lane and size. `pair` is the small one of the two lanes that lie side by side.
+#[inline(always)]
+fn slot_of(pair: u32, size: Units) -> usize {
+    ((size ^ (pair << 19)).wrapping_mul(0x9E37_79B1) >> 26) as usize
 }
 
-const fn slot_of(size: Units) -> usize {
-    (size.wrapping_mul(0x9E37_79B1) >> 26) as usize
+/// An arena's bins: tables indexed by a hash of lane and size, one for each part. Those of large blocks only `pages` uses. A table has no
+/// slots before something is put there.
+#[derive(Debug, Default)]
+pub(crate) struct Bins {
+    small: Vec<Bin>,
+    large: Vec<Bin>,
 }
 
 impl Bins {
-    pub(crate) fn new() -> Self {
-        Self { slots: Box::new(Slots([Bin::EMPTY; SLOTS])), count: 0 }
-    }
-
-    /// Blocks in all bins.
-    pub(crate) fn len(&self) -> u32 {
-        self.count
-    }
-
-    /// The block of exactly `size` that is the next to go, or [`NONE`]. O(1).
+    /// The small block of exactly `size` that is the next to go, or [`NONE`]. O(1).
     #[inline(always)]
-    pub(crate) fn first(&self, size: Units) -> BlockId {
-        let bin = &self.slots.0[slot_of(size)];
-        if bin.size == size { bin.head } else { NONE }
+    pub(crate) fn first(&self, lane: u32, size: Units) -> BlockId {
+        let bin = self.small.get(slot_of(lane, size)).filter(|bin| bin.is_of(lane, size));
+        bin.map_or(NONE, |bin| bin.head)
     }
 
     /// Takes out the [first](Self::first) block of that size. O(1).
     #[inline(always)]
-    pub(crate) fn take(&mut self, first: &Block) {
-        let bin = &mut self.slots.0[slot_of(first.size)];
-        bin.head = first.right;
-        bin.room += 1;
-        self.count -= 1;
-    }
-
-    /// Takes a block of exactly `size`. O(1).
-    pub(crate) fn pop(&mut self, blocks: &Blocks, size: Units) -> Option<BlockId> {
-        let id = self.first(size);
-        (id != NONE).then(|| {
-            self.take(&blocks[id]);
-            id
-        })
-    }
-
-    /// Keeps a block, unless its bin is full or holds another size. O(1).
-    pub(crate) fn push(&mut self, block: &mut Block, id: BlockId) -> bool {
-        let bin = &mut self.slots.0[slot_of(block.size)];
-        if bin.size != block.size && !bin.becomes(block.size) {
-            return false;
+    pub(crate) fn take(&mut self, lane: u32, size: Units, first: &Block) {
+        if let Some(bin) = self.small.get_mut(slot_of(lane, size)) {
+            bin.head = first.right;
+            bin.room += 1;
         }
-        self.push_another(block, id)
     }
 
-    /// As [`push`](Self::push), but not where the last block that the bin had was of another size. O(1).
+    /// Keeps a block, if there is room in a bin of small blocks of its lane and size. O(1).
     #[inline(always)]
-    pub(crate) fn push_another(&mut self, block: &mut Block, id: BlockId) -> bool {
-        let bin = &mut self.slots.0[slot_of(block.size)];
-        if bin.size != block.size || bin.room == 0 {
-            return false;
+    pub(crate) fn push_small(&mut self, block: &mut Block, id: BlockId) -> bool {
+        self.small.get_mut(slot_of(block.lane, block.size)).is_some_and(|bin| push(bin, block, id))
+    }
+
+    #[inline(always)]
+    fn table(&mut self, part: Part) -> &mut Vec<Bin> {
+        match part {
+            Part::Small => &mut self.small,
+            Part::Large => &mut self.large,
         }
-        block.right = bin.head;
-        bin.head = id;
-        bin.room -= 1;
-        self.count += 1;
-        true
     }
 
-    /// Empties all bins and returns what was in them, in a fixed order.
+    #[inline(always)]
+    fn bin(&mut self, part: Part, lane: u32, size: Units) -> Option<&mut Bin> {
+        self.table(part).get_mut(slot_of(lane - part.index() as u32, size))
+    }
+
+    /// Takes out a block of exactly `size`. O(1).
+    pub(crate) fn pop(&mut self, blocks: &Blocks, part: Part, lane: u32, size: Units) -> Option<BlockId> {
+        let bin = self.bin(part, lane, size).filter(|bin| bin.is_of(lane, size))?;
+        let id = bin.head;
+        bin.head = blocks.get(id)?.right;
+        bin.room += 1;
+        Some(id)
+    }
+
+    /// Whether there may be a bin for a block of this size.
+    #[inline(always)]
+    pub(crate) fn may_take(size: Units) -> bool {
+        size <= MAX_UNITS
+    }
+
+    /// Keeps a block, unless its bin is full or holds another size or lane. O(1).
+    #[inline(always)]
+    pub(crate) fn push(&mut self, part: Part, block: &mut Block, id: BlockId) -> bool {
+        match self.bin(part, block.lane, block.size) {
+            Some(bin) if bin.is_of(block.lane, block.size) => push(bin, block, id),
+            Some(bin) if bin.head != NONE => false,
+            _ => self.push_first(part, block, id),
+        }
+    }
+
+    /// As [`push`](Self::push), where the bin is empty and not of the block's lane and size.
+    #[inline(never)]
+    fn push_first(&mut self, part: Part, block: &mut Block, id: BlockId) -> bool {
+        if self.table(part).is_empty() {
+            self.table(part).resize(SLOTS, Bin::EMPTY);
+        }
+        let (lane, size) = (block.lane, block.size);
+        self.bin(part, lane, size).is_some_and(|bin| bin.becomes(lane, size) && push(bin, block, id))
+    }
+
+    /// Empties all bins and returns what was in them, in a fixed order. From now on they are of no lane and size.
     pub(crate) fn drain(&mut self, blocks: &Blocks) -> Vec<BlockId> {
-        let out = self.ids(blocks);
-        self.slots.0.fill(Bin::EMPTY);
-        self.count = 0;
-        out
+        let mut out = self.ids(blocks);
+        self.forget();
+        // Lane by lane.
+        out.sort_by_key(|(lane, ..)| *lane);
+        out.into_iter().map(|(.., id)| id).collect()
     }
 
-    /// The ids in all bins.
-    pub(crate) fn ids(&self, blocks: &Blocks) -> Vec<BlockId> {
-        let mut out = Vec::with_capacity(self.count as usize);
-        for bin in &self.slots.0 {
-            let mut at = bin.head;
-            while at != NONE {
-                out.push(at);
-                at = blocks[at].right;
+    /// Bins, which are empty, are of no lane and size any more, so that nothing is kept there as by itself.
+    pub(crate) fn forget(&mut self) {
+        self.small.fill(Bin::EMPTY);
+        self.large.fill(Bin::EMPTY);
+    }
+
+    /// The blocks in all bins: lane, part and id.
+    pub(crate) fn ids(&self, blocks: &Blocks) -> Vec<(u32, Part, BlockId)> {
+        let mut out = Vec::new();
+        for (part, table) in [(Part::Small, &self.small), (Part::Large, &self.large)] {
+            for bin in table {
+                let mut at = bin.head;
+                while at != NONE {
+                    out.push((bin.lane, part, at));
+                    at = blocks[at].right;
+                }
             }
         }
         out
     }
+}
+
+/// Puts a block on top of a bin that is of its lane and size and has room; else nothing changes.
+#[inline(always)]
+fn push(bin: &mut Bin, block: &mut Block, id: BlockId) -> bool {
+    if !bin.is_of(block.lane, block.size) || bin.room == 0 {
+        return false;
+    }
+    block.right = bin.head;
+    bin.head = id;
+    bin.room -= 1;
+    true
 }

@@ -10,7 +10,8 @@
 //!   is known for what it is even when it outlives its arena.
 
 use std::any::Any;
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
 
 use gpupool_device::Device;
 
@@ -20,6 +21,13 @@ use crate::history::History;
 use crate::shared::{Attention, Shared};
 use crate::sync::{Mutex, QuickGuard, QuickMutex, Rank};
 
+/// Cores by number, in shelves of [`SHELF`]: so a number that was noted with no lock leads to its core.
+static SHELVES: [OnceLock<Box<[OnceLock<&'static ArenaCore>]>>; SHELF] = [const { OnceLock::new() }; SHELF];
+const SHELF: usize = 256;
+
+/// Cores so far, in all.
+static MADE: AtomicU32 = AtomicU32::new(0);
+
 /// Cores whose arenas are gone.
 static SPARE: Mutex<Vec<&'static ArenaCore>> = Mutex::new(Rank::Leaf, Vec::new());
 
@@ -28,7 +36,10 @@ pub(super) type AnyArena = dyn Any + Send + Sync;
 
 /// On cache lines of its own (in pairs, as they are fetched), so that threads with an arena each do not slow each other down.
 #[repr(align(128))]
-pub(crate) struct ArenaCore(QuickMutex<Locked>);
+pub(crate) struct ArenaCore {
+    locked: QuickMutex<Locked>,
+    number: u32,
+}
 
 /// What an arena's lock protects.
 pub(crate) struct Locked {
@@ -87,7 +98,29 @@ impl ArenaCore {
     fn spare() -> &'static Self {
         // A model checker's lock is of one run, and its tests run side by side.
         let spare = if cfg!(gpupool_shuttle) { None } else { SPARE.lock().pop() };
-        spare.unwrap_or_else(|| Box::leak(Box::new(Self(QuickMutex::new(Rank::Arena, Locked::vacant())))))
+        spare.unwrap_or_else(Self::make)
+    }
+
+    fn make() -> &'static Self {
+        let number = MADE.fetch_add(1, Relaxed);
+        let locked = QuickMutex::new(Rank::Arena, Locked::vacant());
+        let core: &'static Self = Box::leak(Box::new(Self { locked, number }));
+        if let Some(shelf) = SHELVES.get(number as usize / SHELF) {
+            let shelf = shelf.get_or_init(|| (0..SHELF).map(|_| OnceLock::new()).collect());
+            let _ = shelf[number as usize % SHELF].set(core);
+        }
+        core
+    }
+
+    /// What [`numbered`](Self::numbered) finds the core by, if it is one of the first 65,536.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The core with a number. O(1), no lock.
+    #[inline(always)]
+    pub(crate) fn numbered(number: u32) -> Option<&'static Self> {
+        SHELVES.get(number as usize / SHELF)?.get()?.get(number as usize % SHELF)?.get().copied()
     }
 
     /// Takes out what the lock protects, with nothing but the generations left in its place.
@@ -111,23 +144,23 @@ impl ArenaCore {
 
     #[inline]
     pub(crate) fn lock(&self) -> QuickGuard<'_, Locked> {
-        self.0.lock()
+        self.locked.lock()
     }
 
     /// The lock, if nobody has it.
     #[inline(always)]
     pub(crate) fn try_lock(&self) -> Option<QuickGuard<'_, Locked>> {
-        self.0.try_lock()
+        self.locked.try_lock()
     }
 
     /// Whether somebody holds the lock just now.
     pub(super) fn is_locked(&self) -> bool {
-        self.0.is_locked()
+        self.locked.is_locked()
     }
 
     /// The lock, for who holds that of the peaks.
     pub(super) fn lock_beside_others(&self) -> QuickGuard<'_, Locked> {
-        self.0.lock_beside_others()
+        self.locked.lock_beside_others()
     }
 
     /// Its allocator uses the arena from now on.

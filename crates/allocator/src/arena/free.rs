@@ -1,10 +1,29 @@
 //! Freeing: from live to pending or free, merging with free neighbours, and emptying bins.
 
-use super::{ArenaState, Block, BlockId, BlockState, NONE};
+use super::{ArenaState, Bins, Block, BlockId, BlockState, LaneKind, NONE};
 use crate::counters::ArenaCounters;
 use crate::history::Action;
 use crate::ids::Part;
-use crate::units::to_bytes;
+use crate::units::{Units, to_bytes};
+
+/// What a block that is to be free was counted as until now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Was {
+    /// Live, and counted as [freed](ArenaCounters::freed).
+    Live,
+    /// Free, in a segment that holds others too.
+    Split,
+    /// Something else that is not free in such a segment.
+    Elsewhere,
+}
+
+impl Was {
+    /// By so many free blocks, and bytes, in segments that hold others too are there fewer, as long as the block is nowhere.
+    #[inline(always)]
+    pub(crate) fn counted(self, size: Units) -> (i64, i64) {
+        if self == Self::Split { (-1, -(to_bytes(size) as i64)) } else { (0, 0) }
+    }
+}
 
 impl ArenaState {
     /// The block, if it is live and of that generation.
@@ -16,7 +35,7 @@ impl ArenaState {
     pub(crate) fn free_now(&mut self, id: BlockId, counters: &ArenaCounters) {
         let (part, bytes) = self.disowned(id, counters);
         counters.freed(part, bytes, self.blocks[id].requested as i64);
-        self.put_free(id, counters);
+        self.put_free(id, Was::Live, counters);
     }
 
     /// First half of a free: the block is no longer its owner's. It counts as active until [`complete_free`](Self::complete_free).
@@ -33,7 +52,7 @@ impl ArenaState {
         let block = &self.blocks[id];
         let (part, bytes) = (self.lanes[block.lane as usize].part, to_bytes(block.size) as i64);
         counters.was_pending(part, bytes, block.requested as i64);
-        self.put_free(id, counters);
+        self.put_free(id, Was::Elsewhere, counters);
     }
 
     /// What every free begins with. Returns the block's part and bytes.
@@ -56,33 +75,37 @@ impl ArenaState {
 
     /// Puts a block that nobody uses into its lane's bin, or merges and indexes it.
     #[inline(always)]
-    fn put_free(&mut self, id: BlockId, counters: &ArenaCounters) {
-        let lane = &mut self.lanes[self.blocks[id].lane as usize];
-        let part = lane.part;
+    fn put_free(&mut self, id: BlockId, was: Was, counters: &ArenaCounters) {
         self.repetition.block_freed(counters);
-        let block = &mut self.blocks[id];
-        if let Some(bins) = &mut lane.bins
-            && bins.push(block, id)
-        {
-            block.state = BlockState::Binned;
-            counters.went_into_bin(part, to_bytes(block.size) as i64);
-            return;
+        let takes_bins = self.takes_bins();
+        let Self { lanes, blocks, bins, .. } = self;
+        let block = &mut blocks[id];
+        if takes_bins && Bins::may_take(block.size) {
+            let lane = &lanes[block.lane as usize];
+            if lane.kind != LaneKind::Neutral && bins.push(lane.part, block, id) {
+                block.state = BlockState::Binned;
+                match was {
+                    Was::Live => counters.freed_to_bin(lane.part, to_bytes(block.size) as i64),
+                    _ => counters.went_into_bin(lane.part, to_bytes(block.size) as i64),
+                }
+                return;
+            }
         }
         self.repetition.look(counters);
         if self.rules.pages {
             self.stamp(id);
         }
-        self.merge(id, 0, 0, counters);
+        self.merge(id, was, counters);
     }
 
-    /// Merges a block that is in no index with its free neighbours and puts the result into the index. `counted` blocks and bytes
-    /// of it are in `inactive_split` already.
-    pub(crate) fn merge(&mut self, id: BlockId, counted: i64, counted_bytes: i64, counters: &ArenaCounters) {
+    /// Merges a block that is in no index with its free neighbours and puts the result into the index.
+    pub(crate) fn merge(&mut self, id: BlockId, was: Was, counters: &ArenaCounters) {
         if self.idle.away {
-            return self.hold_freed(id, counted, counted_bytes, counters);
+            return self.hold_freed(id, was, counters);
         }
-        let (mut blocks_change, mut bytes_change) = (-counted, -counted_bytes);
-        let Block { prev, next, lane, .. } = self.blocks[id];
+        let Block { prev, next, lane, size, .. } = self.blocks[id];
+        let (mut blocks_change, mut bytes_change) = was.counted(size);
+        let was_bytes = to_bytes(size) as i64;
         if let Some(size) = self.free_size(prev, lane) {
             (blocks_change, bytes_change) = (blocks_change - 1, bytes_change - size);
             self.unindex(prev);
@@ -108,7 +131,10 @@ impl ArenaState {
             }
         }
         // Each as one movement: peaks are made of movements.
-        counters.split(lane.part, blocks_change, bytes_change);
+        match was {
+            Was::Live => counters.freed_to_index(lane.part, was_bytes, (blocks_change, bytes_change)),
+            _ => counters.split(lane.part, blocks_change, bytes_change),
+        }
         lane.index.insert(blocks, segments, id);
     }
 
@@ -142,24 +168,23 @@ impl ArenaState {
         }
     }
 
-    /// Empties the bins of all lanes: what was in them is merged and indexed. Returns whether there was anything. O(n).
+    /// Empties the bins: what was in them is merged and indexed. Returns whether there was anything. O(n).
     pub(crate) fn flush_bins(&mut self, counters: &ArenaCounters) -> bool {
-        let mut any = false;
-        for lane in 0..self.lanes.len() {
-            let Self { lanes, blocks, .. } = self;
-            let Some(bins) = lanes[lane].bins.as_mut().filter(|b| b.len() > 0) else { continue };
-            let binned = bins.drain(blocks);
-            any = true;
-            for id in binned {
-                let bytes = to_bytes(self.blocks[id].size) as i64;
-                // It is counted with the free blocks until it is merged.
-                counters.came_out_of_bin(self.lanes[lane].part, bytes);
-                // In no index while it is merged.
-                self.blocks[id].state = BlockState::Pending;
-                self.stamp(id);
-                self.merge(id, 1, bytes, counters);
-            }
+        if counters.binned().0 == 0 {
+            return false;
         }
-        any
+        let Self { blocks, bins, .. } = self;
+        let binned = bins.drain(blocks);
+        for id in binned.iter().copied() {
+            let block = &mut self.blocks[id];
+            let bytes = to_bytes(block.size) as i64;
+            // In no index while it is merged.
+            block.state = BlockState::Pending;
+            // It is counted with the free blocks until it is merged.
+            counters.came_out_of_bin(self.lanes[block.lane as usize].part, bytes);
+            self.stamp(id);
+            self.merge(id, Was::Split, counters);
+        }
+        !binned.is_empty()
     }
 }

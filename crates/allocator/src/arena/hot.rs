@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use gpupool_device::{CaptureId, Device};
 
-use super::{Arena, BlockId, BlockState, Handed, LaneKind, Locked, NO_CAPTURE, NONE};
+use super::{Arena, BlockId, BlockState, Handed, LaneKind, Locked, NONE};
 use crate::events::SHARE_BLOCKS;
 use crate::ids::Part;
 use crate::shared::{BINLESS, QUARANTINES, RECORDS};
@@ -18,7 +18,7 @@ use crate::sync::QuickGuard;
 use crate::units::{Units, to_bytes};
 
 /// What makes a free unusual.
-const UNUSUAL: u8 = RECORDS | QUARANTINES | BINLESS;
+const UNUSUAL_FREE: u8 = RECORDS | QUARANTINES | BINLESS;
 
 /// Where a request that nothing unusual concerns is served from: the small lanes, beside which the large ones lie.
 #[derive(Clone, Copy, Debug)]
@@ -27,15 +27,13 @@ pub(crate) struct Source {
     pub(crate) lane: u32,
     /// In a capture the pool's neutral one, else [`NONE`].
     pub(crate) neutral: u32,
-    /// The capture that the lane must be of, or [`NO_CAPTURE`].
-    pub(crate) capture: CaptureId,
 }
 
 impl Source {
     /// Outside captures.
     #[inline(always)]
     pub(crate) fn of<D: Device>(stream: &Stream<D>) -> Self {
-        Self { lane: stream.lane, neutral: NONE, capture: NO_CAPTURE }
+        Self { lane: stream.lane, neutral: NONE }
     }
 }
 
@@ -61,40 +59,47 @@ pub(crate) enum Binned {
 }
 
 impl Locked {
-    /// Hands out a block of exactly the wanted size from its lane's bin, and whether [`told_handed`] must come next. `None`, with nothing
+    /// Hands out a small block of exactly the wanted size from its lane's bin, and whether [`told_handed`] must come next. `None`, with nothing
     /// changed, if there is none. O(1).
     #[inline(always)]
-    pub(crate) fn hand_out_of_bin(&mut self, from: Source, want: Want) -> Option<(Handed, bool)> {
+    pub(crate) fn hand_out_of_bin(&mut self, lane: u32, want: Want) -> Option<(Handed, bool)> {
         let Self { state, counters, .. } = self;
-        let lane = state.lanes.get_mut((from.lane + want.part.index() as u32) as usize)?;
-        if lane.capture != from.capture {
-            // The capture has just ended.
-            return None;
-        }
-        let bins = lane.bins.as_mut()?;
-        let id = bins.first(want.units);
+        let id = state.bins.first(lane, want.units);
         // There is no such block if there is none.
         let block = state.blocks.get_mut(id)?;
         let address = state.segments.address(block.segment, block.offset)?;
-        bins.take(block);
+        state.bins.take(lane, want.units, block);
         block.state = BlockState::Live;
         block.generation = block.generation.wrapping_add(1);
         block.requested = want.requested;
         let bytes = to_bytes(want.units);
         let handed = Handed { block: id, generation: block.generation, address, bytes };
         // What a capture's bin holds was handed out in this capture before, so its range is noted already.
-        let new = counters.handed_out_of_bin(want.part, bytes as i64, want.requested as i64);
-        Some((handed, new | counters.telling.is_due()))
+        let new = counters.handed_out_of_bin(bytes as i64, want.requested as i64);
+        Some((handed, new))
     }
 
-    /// Hands out the best fit of the lane's free index, or of the neutral one's; `None`, with nothing changed, if the long way must be taken.
-    /// O(log n).
+    /// The small neutral lane beside the one that serves the stream's requests in this capture, if that is the lane given: not where the capture
+    /// has just ended, or its route is that of another.
+    #[inline(always)]
+    pub(crate) fn neutral_beside(&self, lane: u32, stream: &Arc<StreamCore>, capture: CaptureId) -> Option<u32> {
+        let lane = self.state.lanes.get(lane as usize)?;
+        (lane.capture == capture && Arc::ptr_eq(&lane.core, stream)).then_some(lane.neutral)
+    }
+
+    /// Hands out a large block of a bin, or the best fit of the lane's free index, or of the neutral one's; `None`, with nothing changed, if the
+    /// long way must be taken. O(log n).
+    #[inline(always)]
     pub(crate) fn hand_out_of_index(&mut self, from: Source, want: Want) -> Option<Handed> {
         let Self { state, counters, .. } = self;
         let part = want.part.index() as u32;
         let lane = from.lane + part;
-        if state.lanes.get(lane as usize)?.capture != from.capture {
-            return None;
+        if want.part == Part::Large
+            && let Some(id) = state.bins.pop(&state.blocks, Part::Large, lane, want.units)
+        {
+            // It is counted with the free blocks until it is handed out.
+            counters.came_out_of_bin(Part::Large, to_bytes(want.units) as i64);
+            return state.hand_out(id, to_bytes(want.units), want.requested, counters);
         }
         let neutral = (from.neutral != NONE).then(|| from.neutral + part);
         state.index_hit(lane, neutral, want.units, want.requested, counters)
@@ -106,22 +111,20 @@ impl Locked {
         let Self { state, counters, attention, .. } = self;
         let Some(block) = state.blocks.get_mut(id) else { return Binned::No };
         let own = block.generation == generation && block.state == BlockState::Live && block.uses == NONE;
-        if !own || attention.get() & UNUSUAL != 0 {
+        if !own || attention.get() & UNUSUAL_FREE != 0 {
             return Binned::No;
         }
-        let Some(lane) = state.lanes.get_mut(block.lane as usize) else { return Binned::No };
-        if !lane.bins.as_mut().is_some_and(|bins| bins.push_another(block, id)) {
+        if !state.bins.push_small(block, id) {
             return Binned::No;
         }
         block.state = BlockState::Binned;
-        let new = counters.freed_into_bin(lane.part, to_bytes(block.size) as i64, block.requested as i64);
-        let quiet = state.repetition.block_freed_as_before(counters) & !new & !counters.telling.is_due();
-        if quiet { Binned::Quietly } else { Binned::WithNews }
+        let new = counters.freed_into_bin(to_bytes(block.size) as i64, block.requested as i64);
+        if new { Binned::WithNews } else { Binned::Quietly }
     }
 
     /// Whether a free must look at more than its block.
     pub(crate) fn is_free_unusual(&self) -> bool {
-        self.attention.get() & UNUSUAL != 0
+        self.attention.get() & UNUSUAL_FREE != 0
     }
 
     /// A usual free of a block that nothing but its own stream used: into its bin even if that was of another size before, or merged and
@@ -162,10 +165,11 @@ pub(crate) fn told_handed<D: Device>(locked: QuickGuard<'_, Locked>, part: Part)
 /// After a free into a bin: as [`told_handed`].
 #[cold]
 #[inline(never)]
-pub(crate) fn told_freed<D: Device>(mut locked: QuickGuard<'_, Locked>, id: BlockId) {
+pub(crate) fn told_freed<D: Device>(mut locked: QuickGuard<'_, Locked>) {
     let Locked { state, counters, .. } = &mut *locked;
-    counters.note_split(state.lanes[state.blocks[id].lane as usize].part);
+    counters.note_split(Part::Small);
     state.repetition.block_freed(counters);
+    state.repetition.watch_empty(counters);
     told::<D>(locked, &[]);
 }
 

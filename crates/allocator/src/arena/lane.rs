@@ -11,13 +11,11 @@ use std::sync::Arc;
 
 use gpupool_device::CaptureId;
 
-use super::bins::Bins;
-use super::{ArenaState, BlockState, NONE};
+use super::{ArenaState, BlockState, NONE, Was};
 use crate::counters::ArenaCounters;
 use crate::ids::Part;
 use crate::index::FreeIndex;
 use crate::stream::StreamCore;
-use crate::units::to_bytes;
 
 /// No capture has this id: it is what a driver says of one that was invalidated.
 pub(crate) const NO_CAPTURE: CaptureId = CaptureId(0);
@@ -42,19 +40,11 @@ pub(crate) struct Lane {
     pub(crate) kind: LaneKind,
     /// The capture whose requests on the stream are served from here by the shortest way, while it is under way; else [`NO_CAPTURE`].
     pub(crate) capture: CaptureId,
+    /// Of a capture's small lane: the pool's neutral one, once the former serves so.
+    pub(crate) neutral: u32,
     pub(crate) core: Arc<StreamCore>,
     pub(crate) index: FreeIndex,
-    pub(crate) bins: Option<Bins>,
     pub(crate) in_use: bool,
-}
-
-impl Lane {
-    /// Bins that were taken away are there again, empty.
-    pub(crate) fn make_bins(&mut self, on: bool) {
-        if on && self.bins.is_none() {
-            self.bins = Some(Bins::new());
-        }
-    }
 }
 
 impl ArenaState {
@@ -64,16 +54,15 @@ impl ArenaState {
         if let Some(at) = self.lanes.iter().position(same) {
             return at as u32;
         }
-        let bins = self.rules.bins && kind != LaneKind::Neutral && !self.idle.away;
         let ties_in_order = self.rules.ties_in_order;
         let make = |part| Lane {
             slot,
             part,
             kind,
             capture: NO_CAPTURE,
+            neutral: NONE,
             core: Arc::clone(core),
             index: FreeIndex::new(ties_in_order),
-            bins: bins.then(Bins::new),
             in_use: true,
         };
         let vacant = self.lanes.iter().step_by(2).position(|l| !l.in_use).map(|pair| pair * 2);
@@ -104,6 +93,8 @@ impl ArenaState {
         pick: impl Fn(&Lane) -> bool,
     ) {
         self.flush_bins(counters);
+        // Lanes that end here are of somebody else next.
+        self.bins.forget();
         let to = self.lanes_of(slot, neutral, LaneKind::Neutral);
         let from: Vec<u32> = (0..self.lanes.len() as u32)
             .filter(|l| {
@@ -123,10 +114,8 @@ impl ArenaState {
                         // In no index while it is merged.
                         self.blocks[at].state = BlockState::Pending;
                         self.stamp(at);
-                        let block = &self.blocks[at];
-                        let bytes = to_bytes(block.size) as i64;
-                        let counted = if block.is_split() { (1, bytes) } else { (0, 0) };
-                        self.merge(at, counted.0, counted.1, counters);
+                        let was = if self.blocks[at].is_split() { Was::Split } else { Was::Elsewhere };
+                        self.merge(at, was, counters);
                     } else if self.lanes[self.blocks[at].lane as usize].kind == LaneKind::Capture {
                         // A block of eager work stays where it is, and so does what becomes of it.
                         let from = std::mem::replace(&mut self.blocks[at].lane, lane);

@@ -29,8 +29,8 @@ mod validate;
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use gpupool_device::Device;
 
@@ -43,11 +43,13 @@ use crate::pages::Leaving;
 use crate::peaks::Publisher;
 use crate::shared::Shared;
 use crate::stream::StreamCore;
-use crate::sync::{Mutex, QuickGuard, QuickMutex, Rank};
+use crate::sync::QuickGuard;
 use crate::units::Units;
 
+use bins::Bins;
 pub(crate) use block::{Block, BlockId, BlockState, Blocks, NONE};
 pub(crate) use core::{ArenaCore, Keep, Locked};
+pub(crate) use free::Was;
 pub(crate) use hot::{Binned, Source, Want, arena_of, told, told_freed, told_handed};
 pub(crate) use lane::{Lane, LaneKind, NO_CAPTURE};
 pub(crate) use offers::{IdleSegments, Offers};
@@ -104,6 +106,7 @@ pub(crate) struct ArenaState {
     pub(crate) rules: ArenaRules,
     pub(crate) blocks: Blocks,
     pub(crate) segments: Segments,
+    pub(crate) bins: Bins,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) slots: Vec<PoolSlot>,
     pub(crate) uses: UsesTable,
@@ -136,24 +139,26 @@ pub(crate) struct Arena<D: Device> {
     pub(crate) offers: Arc<Offers>,
     /// Slot 0 is the default pool's.
     pub(crate) holds_default: bool,
-    /// Where the requests of the capture that this arena's stream is in go.
-    route: QuickMutex<Option<CaptureRoute<D>>>,
-    /// In a private pool: the arenas of streams that have a route here.
-    routed: Mutex<Vec<Weak<Arena<D>>>>,
+    /// Where the requests of the last capture that this arena's stream was in went: see [`CaptureRoute`].
+    route: AtomicU64,
     /// Where its memory is, and who moves it.
     pub(crate) idle: Idle,
     /// What [`ArenaCounters::changes`] was when it had no free memory that others could be given.
     barren: AtomicI64,
 }
 
-/// A capture's route, as far as one stream's requests go. Whether it still holds is looked up in the lane: that of a stream in a capture
-/// names the capture, whose id is never used again, and ends with it. The end of the capture also clears the route, so that it keeps no pool.
-pub(crate) struct CaptureRoute<D: Device> {
-    /// The pool's arena.
-    pub(crate) arena: Arc<Arena<D>>,
-    /// The small lanes: the stream's in the capture, and the pool's neutral one.
+/// Where one stream's requests in a capture go: the core of the pool's arena, and the stream's small lane there. Only a hint: whether it holds
+/// is looked up under the core's lock, in the lane, which names its stream and the capture, whose id is never used again. So a route keeps
+/// nothing, needs no lock, and may lead to an arena that is gone.
+#[derive(Clone, Copy)]
+pub(crate) struct CaptureRoute {
+    pub(crate) core: &'static ArenaCore,
     pub(crate) lane: u32,
-    pub(crate) neutral: u32,
+}
+
+impl CaptureRoute {
+    /// No core has such a number.
+    const NONE: u64 = u64::MAX;
 }
 
 impl<D: Device> Arena<D> {
@@ -168,8 +173,7 @@ impl<D: Device> Arena<D> {
             counters,
             offers,
             holds_default,
-            route: QuickMutex::new(Rank::Leaf, None),
-            routed: Mutex::new(Rank::Leaf, Vec::new()),
+            route: AtomicU64::new(CaptureRoute::NONE),
             idle: Idle::new(),
             barren: AtomicI64::new(-1),
         });
@@ -194,8 +198,8 @@ impl<D: Device> Arena<D> {
         let mut state = self.lock();
         // Blocks come out of bins without a look at what keeps the arena.
         state.flush_bins(&self.counters);
+        state.bins.forget();
         state.rules.bins = false;
-        state.lanes.iter_mut().for_each(|lane| lane.bins = None);
         self.counters.telling.discard();
     }
 
@@ -218,36 +222,15 @@ impl<D: Device> Arena<D> {
     }
 
     /// The route of the capture that the arena's stream is in, if it is known.
-    #[inline]
-    pub(crate) fn route(&self) -> QuickGuard<'_, Option<CaptureRoute<D>>> {
-        self.route.lock()
+    #[inline(always)]
+    pub(crate) fn route(&self) -> Option<CaptureRoute> {
+        let route = self.route.load(Ordering::Relaxed);
+        Some(CaptureRoute { core: ArenaCore::numbered((route >> 32) as u32)?, lane: route as u32 })
     }
 
-    /// Remembers that the requests of `stream`'s capture come here. Under this arena's lock, so that [`forget_routes`](Self::forget_routes)
-    /// misses none. Returns the route that this one takes the place of, to be dropped when no lock is held.
-    #[must_use]
-    pub(crate) fn remember_route(
-        self: &Arc<Self>,
-        stream: &Arc<Self>,
-        lane: u32,
-        neutral: u32,
-    ) -> Option<CaptureRoute<D>> {
-        let same = |r: &CaptureRoute<D>| Arc::ptr_eq(&r.arena, self) && (r.lane, r.neutral) == (lane, neutral);
-        if stream.route().as_ref().is_some_and(same) {
-            return None;
-        }
-        self.routed.lock().push(Arc::downgrade(stream));
-        stream.route().replace(CaptureRoute { arena: Arc::clone(self), lane, neutral })
-    }
-
-    /// Forgets the routes that lead here. Call it with no lock held.
-    pub(crate) fn forget_routes(self: &Arc<Self>) {
-        let routed = std::mem::take(&mut *self.routed.lock());
-        for stream in routed.iter().filter_map(Weak::upgrade) {
-            let leads_here = |route: &mut CaptureRoute<D>| Arc::ptr_eq(&route.arena, self);
-            let gone = stream.route().take_if(leads_here);
-            drop(gone);
-        }
+    /// Remembers that the requests of `stream`'s capture come here, to this small lane.
+    pub(crate) fn remember_route(&self, stream: &Self, lane: u32) {
+        stream.route.store(u64::from(self.core.number()) << 32 | u64::from(lane), Ordering::Relaxed);
     }
 
     /// Whether somebody holds the lock just now.
@@ -345,6 +328,7 @@ impl ArenaState {
             rules,
             blocks: Blocks::new(),
             segments: Segments::default(),
+            bins: Bins::default(),
             lanes: Vec::new(),
             slots: Vec::new(),
             uses: UsesTable::default(),
@@ -382,10 +366,17 @@ impl ArenaState {
         debug_assert!(!self.segments.iter().any(|(_, s)| s.slot == slot), "pool slot removed under its segments");
         self.slots[slot as usize].in_use = false;
         self.slots[slot as usize].counters = None;
+        // An arena with bins has one pool, which has nothing left.
+        self.bins = Bins::default();
         for lane in self.lanes.iter_mut().filter(|l| l.slot == slot) {
             lane.in_use = false;
             lane.capture = NO_CAPTURE;
         }
+    }
+
+    /// Whether freed blocks go to bins.
+    pub(crate) fn takes_bins(&self) -> bool {
+        self.rules.bins && !self.idle.away
     }
 
     /// The lanes of one part of a pool, in the order of the driver's handles.

@@ -41,12 +41,11 @@ impl ArenaState {
             let part = l.part.index();
             self.slots[l.slot as usize].age[part] += 1;
         }
-        let Self { lanes, blocks, .. } = self;
-        if let Some(bins) = &mut lanes[lane as usize].bins
-            && let Some(id) = bins.pop(blocks, to_units(size)?)
-        {
+        let Self { lanes, blocks, bins, .. } = self;
+        let part = lanes[lane as usize].part;
+        if let Some(id) = bins.pop(blocks, part, lane, to_units(size)?) {
             // It is counted with the free blocks until it is placed.
-            counters.came_out_of_bin(lanes[lane as usize].part, size as i64);
+            counters.came_out_of_bin(part, size as i64);
             return Some(id);
         }
         self.take_indexed(lane, neutral, to_units(size)?)
@@ -154,18 +153,19 @@ impl ArenaState {
             Part::Large if to_bytes(wanted) < rules.max_split => rules.large_remainder,
             Part::Large => u64::MAX,
         };
-        if to_bytes(rest) > least && !slots[lane.slot as usize].no_split {
+        let is_cut = to_bytes(rest) > least && !slots[lane.slot as usize].no_split;
+        if is_cut {
             let tail = cut(blocks, id, wanted, BlockState::Free);
             lane.index.insert(blocks, segments, tail);
-            if was_split {
-                counters.split_less(part, 0, to_bytes(wanted) as i64);
-            } else {
-                counters.split(part, 1, to_bytes(rest) as i64);
-            }
-        } else if was_split {
-            counters.split_less(part, 1, to_bytes(wanted + rest) as i64);
         }
-        self.hand_over(id, requested, counters)
+        let [wanted, rest] = [wanted, rest].map(|units| to_bytes(units) as i64);
+        let split = match (is_cut, was_split) {
+            (true, true) => (0, -wanted),
+            (true, false) => (1, rest),
+            (false, true) => (-1, -(wanted + rest)),
+            (false, false) => (0, 0),
+        };
+        self.hand_over(id, requested, split, counters)
     }
 
     /// Cuts a block that is in no index down to `front` units, or leaves it whole if it has no more, and moves the counters of free
@@ -177,22 +177,29 @@ impl ArenaState {
             let tail = self.divide(id, front);
             self.index(tail);
             if was_split {
-                counters.split_less(part, 0, to_bytes(front) as i64);
+                counters.split(part, 0, -(to_bytes(front) as i64));
             } else {
                 counters.split(part, 1, to_bytes(size - front) as i64);
             }
         } else if was_split {
-            counters.split_less(part, 1, to_bytes(size) as i64);
+            counters.split(part, -1, -(to_bytes(size) as i64));
         }
     }
 
     /// Makes a block live and moves the counters of a hand-out.
     pub(crate) fn activate(&mut self, id: BlockId, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
-        self.hand_over(id, requested, counters)
+        self.hand_over(id, requested, (0, 0), counters)
     }
 
+    /// Makes a block live. By that there are so many free blocks more, or fewer, in segments that hold others too, and so many of their bytes.
     #[inline(always)]
-    fn hand_over(&mut self, id: BlockId, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
+    fn hand_over(
+        &mut self,
+        id: BlockId,
+        requested: u64,
+        split: (i64, i64),
+        counters: &ArenaCounters,
+    ) -> Option<Handed> {
         self.keep.hold();
         let block = &mut self.blocks[id];
         block.state = BlockState::Live;
@@ -202,7 +209,7 @@ impl ArenaState {
         let (part, bytes) = (lane.part, to_bytes(block.size));
         let address = self.segments.address(block.segment, block.offset)?;
         let handed = Handed { block: id, generation: block.generation, address, bytes };
-        counters.handed_out(part, bytes as i64, requested as i64);
+        counters.handed_out(part, bytes as i64, requested as i64, split);
         if bytes >= self.rules.max_split {
             counters.oversize_handed_out();
         }

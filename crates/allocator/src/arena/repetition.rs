@@ -12,6 +12,7 @@
 //! last wanted more than ever before, and has never gone far below that.
 
 use crate::counters::ArenaCounters;
+use crate::ids::Part;
 
 /// A repetition may want this part (a fiftieth, 2%) more than the pass before it.
 const MARGIN: i64 = 50;
@@ -92,18 +93,13 @@ impl Repetition {
         }
     }
 
-    /// As [`block_freed`](Self::block_freed), if all that there is to note is that everything is free once more. Whether it was; if not, nothing
-    /// has changed.
-    #[inline(always)]
-    pub(super) fn block_freed_as_before(&mut self, counters: &ArenaCounters) -> bool {
-        if !self.is_over(counters) {
-            return true;
+    /// Says whether it is worth knowing when everything is free next: not where nothing is to be noted then, or where large blocks are live,
+    /// since the last of them says so again.
+    pub(super) fn watch_empty(&self, counters: &ArenaCounters) {
+        let noted = self.spent == 0 && self.of_peak == Some(counters.active_peak_bytes());
+        if noted || counters.allocated_bytes().part(Part::Large).current() > 0 {
+            counters.unwatch_empty();
         }
-        let as_before = self.spent == 0 && self.of_peak.is_some();
-        if as_before {
-            self.of_peak = Some(counters.active_peak_bytes());
-        }
-        as_before
     }
 
     /// Everything is free: how much room pages have in the next pass. What the driver took in this one says whether it was enough.
@@ -121,8 +117,9 @@ impl Repetition {
     }
 
     /// Pages took so long of the driver, by the model's prices.
-    pub(crate) fn spent(&mut self, ns: u64) {
+    pub(crate) fn spent(&mut self, ns: u64, counters: &ArenaCounters) {
         self.spent = self.spent.saturating_add(ns);
+        counters.watch_empty();
     }
 
     /// Nanoseconds that a repetition may still take of the driver where growth would raise the device's peak.
@@ -169,6 +166,7 @@ impl Repetition {
         let within = |peak: &i64| wanted <= peak + peak / MARGIN;
         self.of_peak = self.of_peak.filter(within);
         self.held = self.is_level(counters).then_some(self.level.peak).filter(within);
+        counters.watch_empty();
         self.of_peak.or(self.held).is_some()
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{ArenaState, BlockState, NONE};
+use super::{ArenaState, BlockState, LaneKind, NONE};
 use crate::counters::ArenaCounters;
 use crate::ids::Part;
 use crate::units::to_bytes;
@@ -173,11 +173,13 @@ impl ArenaState {
                     return Err(format!("A3: index of lane {at} holds block {id}: {b:?}"));
                 }
             }
-            for id in lane.bins.iter().flat_map(|bins| bins.ids(&self.blocks)) {
-                let b = &self.blocks[id];
-                if b.lane as usize != at || b.state != BlockState::Binned || !b.is_split() || !in_bins.insert(id) {
-                    return Err(format!("A3: a bin of lane {at} holds block {id}: {b:?}"));
-                }
+        }
+        for (at, part, id) in self.bins.ids(&self.blocks) {
+            let b = &self.blocks[id];
+            let lane = self.lanes.get(at as usize).filter(|l| l.part == part && l.kind != LaneKind::Neutral);
+            let binned = b.lane == at && b.state == BlockState::Binned && b.is_split() && lane.is_some();
+            if !binned || !in_bins.insert(id) {
+                return Err(format!("A3: a bin of lane {at} holds block {id}: {b:?}"));
             }
         }
         for id in self.blocks.ids() {

@@ -39,7 +39,6 @@ impl<D: Device> Arena<D> {
             self.forget_graph_memory(of_graph);
             still_used
         };
-        self.forget_routes();
         still_used.into_iter().for_each(|id| self.make_pending(id));
     }
 }

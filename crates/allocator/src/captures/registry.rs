@@ -11,13 +11,14 @@
 
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::any::Any;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::ThreadId;
 
 use gpupool_device::{Call, CaptureId, DriverError, StreamHandle};
 
 use super::hold::PoolHold;
 use crate::ids::PoolId;
+use crate::shared::{Attention, CAPTURES};
 use crate::state::CaptureState;
 use crate::sync::{Mutex, Rank};
 
@@ -82,11 +83,18 @@ impl Session {
 struct Sessions {
     next: u64,
     open: Vec<Session>,
+    /// Where it is noted whether any is open: a place for each allocator.
+    told: Vec<Weak<Attention>>,
     /// Sessions that are closed and whose pools are not settled yet: nobody may draw from those.
     settling: Vec<(SessionKey, Vec<PoolId>)>,
 }
 
 impl Sessions {
+    /// Tells whether any is open.
+    fn tell(&self) {
+        self.told.iter().filter_map(Weak::upgrade).for_each(|attention| attention.set(CAPTURES, !self.open.is_empty()));
+    }
+
     /// Whether a session other than `beside` draws from a pool, or has left it unsettled.
     fn are_drawing_from(&self, pool: PoolId, beside: Option<SessionKey>) -> bool {
         let other = |key: SessionKey| beside != Some(key);
@@ -137,6 +145,14 @@ impl CaptureRegistry {
         new
     }
 
+    /// From now on notes there whether a session is open.
+    pub(crate) fn tell(&self, attention: &Arc<Attention>) {
+        let mut sessions = self.sessions.lock();
+        sessions.told.retain(|told| told.strong_count() > 0);
+        sessions.told.push(Arc::downgrade(attention));
+        sessions.tell();
+    }
+
     fn open(&self, stream: Option<(u32, StreamHandle)>, id: Option<CaptureId>, pool: PoolId) -> Option<SessionKey> {
         let mut sessions = self.sessions.lock();
         let known = id.is_some() && sessions.open.iter().any(|s| s.id == id);
@@ -148,6 +164,7 @@ impl CaptureRegistry {
         sessions.open.push(Session { key, stream, id, pool, holds: Vec::new(), offence: None });
         self.opened.fetch_add(1, Ordering::AcqRel);
         self.open.store(sessions.open.len(), Ordering::Release);
+        sessions.tell();
         Some(key)
     }
 
@@ -201,6 +218,7 @@ impl CaptureRegistry {
         let session = sessions.open.remove(at);
         self.closed.fetch_add(1, Ordering::AcqRel);
         self.open.store(sessions.open.len(), Ordering::Release);
+        sessions.tell();
         let pools = session.holds.iter().map(PoolHold::id).chain([session.pool]).collect();
         sessions.settling.push((key, pools));
         let settling = Settling(Some((Arc::clone(self), key)));

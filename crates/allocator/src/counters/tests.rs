@@ -79,14 +79,22 @@ impl Random {
     }
 }
 
+/// As the shortest way does for small blocks, and the long one for large ones.
 fn hand_out_of_bin(counters: &ArenaCounters, (part, bytes, requested): Block) {
-    if counters.handed_out_of_bin(part, bytes, requested) {
+    if part == Part::Large {
+        counters.came_out_of_bin(part, bytes);
+        counters.handed_out(part, bytes, requested, (-1, -bytes));
+    } else if counters.handed_out_of_bin(bytes, requested) {
         counters.note_handed_out(part);
     }
 }
 
+/// As [`hand_out_of_bin`].
 fn free_into_bin(counters: &ArenaCounters, (part, bytes, requested): Block) {
-    if counters.freed_into_bin(part, bytes, requested) {
+    if part == Part::Large {
+        counters.freed(part, bytes, requested);
+        counters.freed_to_bin(part, bytes);
+    } else if counters.freed_into_bin(bytes, requested) {
         counters.note_split(part);
     }
 }
@@ -104,8 +112,7 @@ fn step(random: &mut Random, counters: &ArenaCounters, model: &mut Model, at: &m
         }
         1 => {
             let block @ (part, bytes, requested) = random.take(&mut at.indexed)?;
-            counters.split(part, -1, -bytes);
-            counters.handed_out(part, bytes, requested);
+            counters.handed_out(part, bytes, requested, (-1, -bytes));
             model.inactive(block, -1);
             model.handed_out(block);
             at.live.push(block);
@@ -128,7 +135,7 @@ fn step(random: &mut Random, counters: &ArenaCounters, model: &mut Model, at: &m
         6 => {
             let block @ (part, bytes, requested) = random.take(&mut at.live)?;
             counters.freed(part, bytes, requested);
-            counters.split(part, 1, bytes);
+            counters.freed_to_index(part, bytes, (1, bytes));
             model.no_longer_live(block);
             model.no_longer_active(block);
             model.inactive(block, 1);
@@ -160,8 +167,7 @@ fn step(random: &mut Random, counters: &ArenaCounters, model: &mut Model, at: &m
             // The long way.
             let block @ (part, bytes, requested) = random.take(&mut at.binned)?;
             counters.came_out_of_bin(part, bytes);
-            counters.split(part, -1, -bytes);
-            counters.handed_out(part, bytes, requested);
+            counters.handed_out(part, bytes, requested, (-1, -bytes));
             model.inactive(block, -1);
             model.handed_out(block);
             at.live.push(block);
@@ -213,7 +219,7 @@ fn what_is_derived_is_what_plain_counting_gives() {
 fn a_recording_knows_the_most_bytes_that_were_handed_out_at_once() {
     let counters = ArenaCounters::default();
     let block = (Part::Small, 1024, 1000);
-    (0..3).for_each(|_| counters.handed_out(block.0, block.1, block.2));
+    (0..3).for_each(|_| counters.handed_out(block.0, block.1, block.2, (0, 0)));
     (0..3).for_each(|_| free_into_bin(&counters, block));
     counters.start_recording();
     hand_out_of_bin(&counters, block);
@@ -226,9 +232,9 @@ fn a_recording_knows_the_most_bytes_that_were_handed_out_at_once() {
 #[test]
 fn every_hand_out_free_and_merge_is_a_change() {
     let counters = ArenaCounters::default();
-    let block @ (part, bytes, requested) = (Part::Large, 4096, 4000);
+    let block @ (part, bytes, requested) = (Part::Small, 4096, 4000);
     let movements: [&dyn Fn(); 7] = [
-        &|| counters.handed_out(part, bytes, requested),
+        &|| counters.handed_out(part, bytes, requested, (0, 0)),
         &|| free_into_bin(&counters, block),
         &|| hand_out_of_bin(&counters, block),
         &|| counters.freed(part, bytes, requested),

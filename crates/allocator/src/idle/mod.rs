@@ -17,7 +17,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use gpupool_device::{Address, Device, HostMemory};
 
-use crate::arena::{Arena, ArenaState, BlockId, LaneKind};
+use crate::arena::{Arena, ArenaState, BlockId, Was};
 use crate::counters::ArenaCounters;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, Rank, Turn};
@@ -116,10 +116,14 @@ impl ArenaState {
         self.segments.iter().flat_map(|(_, s)| &s.away).map(|a| to_bytes(a.units)).sum()
     }
 
-    /// What has become free while memory is away: nobody finds it. `counted` is as in [`merge`](Self::merge).
-    pub(crate) fn hold_freed(&mut self, id: BlockId, counted: i64, counted_bytes: i64, counters: &ArenaCounters) {
-        let part = self.lanes[self.blocks[id].lane as usize].part;
-        counters.split(part, -counted, -counted_bytes);
+    /// What has become free while memory is away: nobody finds it.
+    pub(crate) fn hold_freed(&mut self, id: BlockId, was: Was, counters: &ArenaCounters) {
+        let block = &self.blocks[id];
+        let (part, split) = (self.lanes[block.lane as usize].part, was.counted(block.size));
+        match was {
+            Was::Live => counters.freed_to_index(part, to_bytes(block.size) as i64, split),
+            _ => counters.split(part, split.0, split.1),
+        }
         self.blocks[id].state = crate::arena::BlockState::Held;
         self.idle.parked.insert(id);
     }
@@ -127,16 +131,14 @@ impl ArenaState {
     /// Takes a free block out of its index.
     fn hold_free(&mut self, id: BlockId, counters: &ArenaCounters) {
         self.unindex(id);
-        let block = &self.blocks[id];
-        let bytes = to_bytes(block.size) as i64;
-        let (counted, counted_bytes) = if block.is_split() { (1, bytes) } else { (0, 0) };
-        self.hold_freed(id, counted, counted_bytes, counters);
+        let was = if self.blocks[id].is_split() { Was::Split } else { Was::Elsewhere };
+        self.hold_freed(id, was, counters);
     }
 
     /// From now on memory may be away: nothing is parked in bins.
     fn leave(&mut self) {
         self.idle.away = true;
-        self.lanes.iter_mut().for_each(|lane| lane.bins = None);
+        self.bins.forget();
     }
 
     /// Everything is back: what is held is free.
@@ -145,10 +147,6 @@ impl ArenaState {
         for id in std::mem::take(&mut self.idle.parked) {
             self.stamp(id);
             self.unhold(id, counters);
-        }
-        let bins = self.rules.bins;
-        for lane in self.lanes.iter_mut().filter(|lane| lane.in_use && lane.kind != LaneKind::Neutral) {
-            lane.make_bins(bins);
         }
     }
 }

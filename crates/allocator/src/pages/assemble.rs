@@ -73,7 +73,7 @@ impl<D: Device> Inner<D> {
             return Ok(Outcome::Nothing);
         };
         let filled = self.fill_assembly(&mut assembly, request, &rules, haste, grows_first);
-        request.arena.lock().repetition.spent(assembly.price());
+        request.arena.lock().repetition.spent(assembly.price(), &request.arena.counters);
         match filled {
             Ok(true) => {}
             Ok(false) => {

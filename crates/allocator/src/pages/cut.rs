@@ -85,7 +85,7 @@ impl<D: Device> Inner<D> {
                 drop(state);
                 self.recreate(request, &rules, held, end)?;
                 state = request.arena.lock();
-                state.repetition.spent(cut_price(units));
+                state.repetition.spent(cut_price(units), counters);
             } else {
                 drop(state);
                 let worth = rules.pinned_worth(start, units, end);

@@ -3,7 +3,7 @@
 //! A *held* block is in no index and counts as nothing: nobody is served from it while the driver is called, or while its old mapping
 //! leaves. The last page of a segment is never mapped, so every block of it has a neighbour.
 
-use crate::arena::{ArenaState, Backing, Block, BlockId, BlockState, Memory, NONE, Segment};
+use crate::arena::{ArenaState, Backing, Block, BlockId, BlockState, Memory, NONE, Segment, Was};
 use crate::counters::ArenaCounters;
 use crate::history::Action;
 use crate::pages::PageRules;
@@ -66,7 +66,7 @@ impl ArenaState {
     /// A held block is free: it merges with its neighbours. Returns what it has become.
     pub(crate) fn unhold(&mut self, id: BlockId, counters: &ArenaCounters) -> BlockId {
         debug_assert!(self.blocks[id].state == BlockState::Held);
-        self.merge(id, 0, 0, counters);
+        self.merge(id, Was::Elsewhere, counters);
         id
     }
 

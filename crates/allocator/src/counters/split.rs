@@ -1,0 +1,97 @@
+//! Free blocks in segments that hold others too.
+
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+use super::watch::Watch;
+use super::{CounterArray, Stat, StatArray, add};
+use crate::ids::Part;
+use crate::peaks::Peak;
+
+/// Free blocks in segments that hold others too, or their bytes. Counted are these and the live ones together: a hand-out from a bin and a
+/// free into one change only which of the two a block is, so they change nothing here. What is live is known from `handed`.
+#[derive(Debug, Default)]
+pub(super) struct SplitCounters {
+    with_live: [AtomicI64; 2],
+    /// What went, but for what bins handed out.
+    decreases: [AtomicI64; 2],
+    peaks: [Peak; 2],
+    peak: Peak,
+    watch: Watch,
+    /// Increases and decreases of each part at the last reset of accumulated figures, those by bins among them.
+    reset_at: [[AtomicI64; 2]; 2],
+}
+
+impl SplitCounters {
+    #[inline(always)]
+    fn in_part(&self, part: usize, handed: &CounterArray) -> i64 {
+        self.with_live[part].load(Relaxed) - handed.parts[part].current()
+    }
+
+    /// So much more, or less, as one movement; and so much more is live, or less, than was last counted here. Whether that may be something new.
+    #[inline(always)]
+    pub(super) fn change(&self, part: Part, n: i64, live: i64, handed: &CounterArray) -> bool {
+        add(&self.with_live[part.index()], n + live);
+        self.watch.changed(part, n);
+        if n <= 0 {
+            add(&self.decreases[part.index()], -n);
+            return false;
+        }
+        let small = self.in_part(0, handed);
+        let here = if part == Part::Small { small } else { self.in_part(1, handed) };
+        self.watch.is_passed(part, here, small)
+    }
+
+    /// Whether the small part may be something new, where so much of it is live.
+    #[inline(always)]
+    pub(super) fn is_passed_beside(&self, live: i64) -> bool {
+        let here = self.with_live[0].load(Relaxed) - live;
+        self.watch.is_passed(Part::Small, here, here)
+    }
+
+    /// A part was increased. Whether some figure is above its ceiling.
+    pub(super) fn note(&self, part: Part, handed: &CounterArray) -> bool {
+        let [here, other] = [part.index(), 1 - part.index()].map(|part| self.in_part(part, handed));
+        self.peaks[part.index()].note(here) | self.peak.note(here + other)
+    }
+
+    pub(super) fn rewatch(&self, handed: &CounterArray) {
+        self.watch.set(self.peaks.each_ref().map(Peak::watch), self.peak.watch(), self.in_part(1, handed));
+    }
+
+    /// What each part ever gained and lost, where bins took in so many and handed out as many.
+    pub(super) fn raw(&self, handed: &CounterArray, by_bins: [i64; 2]) -> [[i64; 2]; 2] {
+        [0, 1].map(|part| {
+            let decreases = self.decreases[part].load(Relaxed) + by_bins[part];
+            [self.in_part(part, handed) + decreases, decreases]
+        })
+    }
+
+    pub(super) fn read(&self, handed: &CounterArray, by_bins: [i64; 2]) -> StatArray {
+        let raw = self.raw(handed, by_bins);
+        let [small_pool, large_pool] = [0, 1].map(|part| {
+            let ([increases, decreases], [increases_then, decreases_then]) =
+                (raw[part], self.reset_at[part].each_ref().map(|at| at.load(Relaxed)));
+            Stat {
+                current: increases - decreases,
+                peak: self.peaks[part].most(),
+                allocated: increases - increases_then,
+                freed: decreases - decreases_then,
+            }
+        });
+        let mut all = small_pool;
+        all.add(large_pool);
+        all.peak = self.peak.most();
+        StatArray { all, small_pool, large_pool }
+    }
+
+    pub(super) fn figures(&self, handed: &CounterArray) -> [(i64, &Peak); 3] {
+        let [small, large] = [0, 1].map(|part| self.in_part(part, handed));
+        [(small + large, &self.peak), (small, &self.peaks[0]), (large, &self.peaks[1])]
+    }
+
+    pub(super) fn reset_accumulated(&self, handed: &CounterArray, by_bins: [i64; 2]) {
+        for (at, now) in self.reset_at.iter().flatten().zip(self.raw(handed, by_bins).into_iter().flatten()) {
+            at.store(now, Relaxed);
+        }
+    }
+}
