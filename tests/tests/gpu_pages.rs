@@ -126,8 +126,8 @@ fn growth_costs() -> Result<(), Failed> {
         let gib = bytes as f64 / (1u64 << 30) as f64;
         // A preset, its largest handle, and its bound in milliseconds a GiB.
         let presets = [
-            (Preset::Memory, 2 * MIB, Some(20.0)),
-            (Preset::Balanced, 16 * MIB, Some(4.0)),
+            (Preset::Memory, 4 * MIB, Some(20.0)),
+            (Preset::Balanced, 24 * MIB, Some(4.0)),
             (Preset::Latency, 1024 * MIB, None),
         ];
         let mut driver = Vec::new();

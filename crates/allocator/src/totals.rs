@@ -10,9 +10,7 @@ use crate::policy::SHORT_ABOVE;
 use crate::sync::{Guard, Mutex, Rank};
 use crate::units::to_units;
 
-/// Streams trade idle segments as long as less than so many times the most that was held has been traded...
-const ENOUGH_TRADED: u64 = 4;
-/// ... less so many times what was grown instead.
+/// What is grown in place of trades is paid with so many times as much of what was traded.
 const PRICE: u64 = 8;
 
 /// A limit on the bytes held from the driver.
@@ -117,18 +115,13 @@ pub(crate) struct TotalsState {
     pub(crate) idle: IdleStats,
     /// Bytes promised to growth under way: no lock is held while the driver is asked.
     growing: u64,
-    /// Bytes in idle segments that streams took from each other so that less need be held, less what was paid.
+    /// Bytes in idle segments or pages that streams took from each other so that less need be held, less what was paid.
     traded: u64,
-    /// Bytes by which repetitions raised the peak rather than move the pages of other streams.
-    raised: u64,
     /// The most that was held or promised since the cache was last emptied.
     most_held: u64,
     /// Counts every address that was given back: a graph captured over foreign memory can tell that it must be checked again.
     pub(crate) released_generation: u64,
 }
-
-/// Repetitions may raise the peak by this part of it (a sixteenth), all together.
-const RAISED_PART: u64 = 16;
 
 /// Device totals and their lock.
 #[derive(Debug)]
@@ -138,20 +131,28 @@ pub(crate) struct Totals {
     rejecting_above: Option<u64>,
     /// What the device has.
     device_bytes: u64,
+    /// Eighths of the most that was held that streams take from each other before growth takes the place of that.
+    enough_traded: u64,
 }
 
 impl Totals {
-    pub(crate) fn new(limit: Option<Limit>, max_split: u64, rejecting_above: Option<u64>, device_bytes: u64) -> Self {
+    pub(crate) fn new(
+        limit: Option<Limit>,
+        max_split: u64,
+        rejecting_above: Option<u64>,
+        device_bytes: u64,
+        enough_traded: u64,
+    ) -> Self {
         let state = TotalsState { limit, ..TotalsState::default() };
-        Self { state: Mutex::new(Rank::Totals, state), max_split, rejecting_above, device_bytes }
+        Self { state: Mutex::new(Rank::Totals, state), max_split, rejecting_above, device_bytes, enough_traded }
     }
 
-    /// A stream took an idle segment of so many bytes from another one, so that less need be held.
+    /// A stream took an idle segment, or pages, of so many bytes from another one, so that less need be held.
     pub(crate) fn traded(&self, bytes: u64) {
         self.state.lock().traded += bytes;
     }
 
-    /// Whether growth by `bytes` is better than one trade more: streams have traded what is held a few times over since that last rose, so the
+    /// Whether growth by `bytes` is better than one trade more: streams have traded enough of what is held since that last rose, so the
     /// workload goes on like this, and memory is not short.
     ///
     /// A first pass is kept as tight as it can be. But streams that go up and down, each at its own time, would trade for ever: each takes
@@ -160,7 +161,7 @@ impl Totals {
     pub(crate) fn has_traded_enough(&self, bytes: u64) -> bool {
         let t = self.state.lock();
         let most = t.limit.map_or(self.device_bytes, |limit| limit.bytes.min(self.device_bytes));
-        t.traded >= ENOUGH_TRADED.saturating_mul(t.most_held)
+        t.traded >= (t.most_held / 8).saturating_mul(self.enough_traded)
             && t.held().saturating_add(bytes) <= most / 100 * SHORT_ABOVE
     }
 
@@ -303,17 +304,6 @@ impl TotalsState {
         self.reserved_bytes.all.peak.max(0) as u64
     }
 
-    /// Whether growth by so many bytes raises the peak by no more than repetitions may in all, which is then counted.
-    pub(crate) fn raise_peak_a_little(&mut self, bytes: u64) -> bool {
-        let (after, peak) = (self.held().saturating_add(bytes), self.peak_held());
-        let raised = self.raised.saturating_add(after.saturating_sub(peak));
-        let little = raised <= peak.saturating_sub(self.raised) / RAISED_PART;
-        if little {
-            self.raised = raised;
-        }
-        little
-    }
-
     fn each(&mut self) -> impl Iterator<Item = &mut Stat> {
         let arrays = [&mut self.segment, &mut self.reserved_bytes].into_iter().chain(self.pools.values_mut());
         arrays.flat_map(StatArray::each).chain([&mut self.oversize_segments])
@@ -346,6 +336,8 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+    /// What is held four times over.
+    const ENOUGH: u64 = 32;
 
     fn grow(totals: &Totals, bytes: u64) {
         totals.begin_growth(bytes, false).unwrap();
@@ -354,7 +346,7 @@ mod tests {
 
     #[test]
     fn what_was_traded_a_few_times_over_is_grown_instead_as_far_as_it_was_paid_for() {
-        let totals = Totals::new(None, u64::MAX, None, 10_000 * MIB);
+        let totals = Totals::new(None, u64::MAX, None, 10_000 * MIB, ENOUGH);
         grow(&totals, 100 * MIB);
         (0..399).for_each(|_| totals.traded(MIB));
         assert!(!totals.has_traded_enough(MIB));
@@ -365,12 +357,12 @@ mod tests {
             grown += 1;
         }
         // What is held has risen too, and so has what must be traded.
-        assert_eq!(grown, 80 / (PRICE + ENOUGH_TRADED) + 1);
+        assert_eq!(grown, 80 / (PRICE + ENOUGH / 8) + 1);
     }
 
     #[test]
     fn what_takes_the_place_of_what_was_given_back_is_not_paid_for() {
-        let totals = Totals::new(None, u64::MAX, None, 10_000 * MIB);
+        let totals = Totals::new(None, u64::MAX, None, 10_000 * MIB, ENOUGH);
         grow(&totals, 100 * MIB);
         totals.traded(400 * MIB);
         totals.released(50 * MIB, Part::Large, PoolId::DEFAULT);
@@ -382,7 +374,7 @@ mod tests {
     fn memory_that_is_short_is_traded_for_ever() {
         let limit = Some(Limit { bytes: 1_000 * MIB, source: LimitSource::User });
         for (limit, device) in [(None, 1_000 * MIB), (limit, 10_000 * MIB)] {
-            let totals = Totals::new(limit, u64::MAX, None, device);
+            let totals = Totals::new(limit, u64::MAX, None, device, ENOUGH);
             grow(&totals, 740 * MIB);
             totals.traded(100_000 * MIB);
             assert!(totals.has_traded_enough(9 * MIB));

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use gpupool_allocator::config::VirtualMemory;
 use gpupool_allocator::state::{BackingKind, BlockStatus, SegmentState, State};
 use gpupool_allocator::{
-    AllocError, Config, Filter, FreeError, OutOfMemory, Part, Policy, PoolCheckpoint, PoolError, PoolId, Preset,
-    Stream, Trimmed,
+    AllocError, Config, Filter, FreeError, OutOfMemory, Part, Policy, PoolCheckpoint, PoolError, PoolId, Stream,
+    Trimmed,
 };
 use gpupool_device::{Address, Call, Device};
 use gpupool_sim_device::SimConfig;

@@ -48,7 +48,7 @@ impl Machine {
                 self.hits += u64::from(unasked);
                 if let Some(hit) = &hit {
                     // A large handle is cut before a small block is put into it.
-                    let cuts = self.pages() && self.config().preset() != Preset::Memory;
+                    let cuts = self.pages();
                     ensure(self.bit_exact() || unasked || cuts, || {
                         let made = self.driver_calls() - calls;
                         format!("{made} driver calls for {bytes} bytes, which {hit:?} could serve")

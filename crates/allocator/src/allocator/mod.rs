@@ -92,7 +92,7 @@ impl<D: Device> Allocator<D> {
         let total = device.properties().total_memory;
         let limit = config.initial_limit(total).map(|(bytes, source)| Limit { bytes, source });
         let rejecting = config.reject_over_fraction().then(|| (config.memory_fraction() * total as f64) as u64);
-        let totals = Totals::new(limit, rules.arena.max_split, rejecting, total);
+        let totals = Totals::new(limit, rules.arena.max_split, rejecting, total, rules.enough_traded);
         let id = fresh_allocator_id();
         let driver = Driver::new(device, Arc::clone(&registry));
         let neutral = Arc::new(StreamCore::neutral(id));

@@ -127,11 +127,6 @@ impl Repetition {
         (self.first / AT_PEAK).checked_shr(self.over).unwrap_or(0).saturating_sub(self.spent)
     }
 
-    /// Whether growth may raise the device's peak a little before pages of other streams are moved: from the second repetition on.
-    pub(crate) fn may_raise_peak(&self) -> bool {
-        self.of_peak.is_some() && self.over > 0
-    }
-
     /// Bytes that pages may hold before they are moved: none in a first pass, any number in a repetition that has moved enough.
     pub(crate) fn may_hold(&self) -> u64 {
         let Some(peak) = self.of_peak else { return 0 };

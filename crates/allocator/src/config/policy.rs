@@ -55,9 +55,9 @@ impl Policy {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Preset {
-    /// The least memory: handles of one page, and every free page is used before any is asked of the driver.
+    /// The least memory: handles of at most two pages, and every free page is used before any is asked of the driver.
     Memory,
-    /// Handles of at most 16 MiB: nearly as tight, and growth costs a few milliseconds a GiB.
+    /// Handles of at most 24 MiB: nearly as tight, and growth costs a few milliseconds a GiB.
     #[default]
     Balanced,
     /// One handle a request: growth at the price of a plain allocation; memory is moved only where the alternative is failure.

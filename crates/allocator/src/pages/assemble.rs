@@ -236,9 +236,13 @@ impl<D: Device> Inner<D> {
         // Even in a repetition: what lies free on other streams would add up, a peak for each.
         if missing > 0
             && (haste != Haste::Usual || rules.worth > 0 && self.raises_peak(to_bytes(missing)))
-            && !(grows_first && self.raises_peak_a_little(request, rules, missing))
+            && !(grows_first && self.shared.totals.has_traded_enough(to_bytes(missing)))
         {
+            let wanted = missing;
             missing = self.other_sources(assembly, request, rules, missing, haste, false)?;
+            if grows_first {
+                self.shared.totals.traded(to_bytes(wanted - missing));
+            }
             if !grows_first {
                 missing = self.awaited_sources(assembly, request, rules, missing, haste)?;
             }
@@ -259,13 +263,6 @@ impl<D: Device> Inner<D> {
         rules.worth > 0
             && self.raises_peak(to_bytes(missing))
             && handles * cost::MOVE <= request.arena.lock().repetition.left_at_peak()
-    }
-
-    /// Whether a repetition's growth raises the device's peak by so little that no other stream's pages need be moved for it. Counts it.
-    fn raises_peak_a_little(&self, request: &Request<D>, rules: &PageRules, missing: Units) -> bool {
-        rules.worth < u64::MAX
-            && request.arena.lock().repetition.may_raise_peak()
-            && self.shared.totals.lock().raise_peak_a_little(to_bytes(missing))
     }
 
     fn raises_peak(&self, bytes: u64) -> bool {

@@ -71,6 +71,8 @@ pub(crate) struct Rules {
     pub(crate) overflow_from_held: bool,
     /// Requests are rounded to a multiple of 512 bytes, whatever their size.
     pub(crate) plain_rounding: bool,
+    /// Once streams have taken so many eighths of the most that was held from each other, growth takes the place of that.
+    pub(crate) enough_traded: u64,
     /// What is tried, in order, when the search fails.
     pub(crate) ladder: &'static [Rung],
 }

@@ -14,6 +14,9 @@ const SMALL_LIMIT: u64 = 256 << 10;
 /// Memory counts as short once growth would take the device above this many hundredths of what it has, or of the limit.
 pub(crate) const SHORT_ABOVE: u64 = 75;
 
+/// A page that changes hands is mapped anew: a quarter of what is held may.
+const PAGES_TRADED: u64 = 2;
+
 /// A fit that would pin a large handle comes first: it is a hit that costs a driver call. Then what costs nothing, what moving and growing
 /// costs, and last what waits for the GPU.
 const LADDER: &[Rung] = &[
@@ -55,16 +58,17 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
     arena.large_remainder = 0;
     arena.pages = true;
     arena.cuts_at = if pages.largest > page { page } else { 0 };
-    Rules { arena, pages: Some(pages), small_limit: SMALL_LIMIT, ladder: LADDER, ..rules }
+    Rules { arena, pages: Some(pages), small_limit: SMALL_LIMIT, enough_traded: PAGES_TRADED, ladder: LADDER, ..rules }
 }
 
 /// The presets: the largest handle, what a page kept from the driver is worth in nanoseconds, and whether growth takes what a segment would.
 fn preset(preset: Preset, page: Units) -> PageRules {
     const MIB: Units = 2048;
-    // Many enough to move, few enough to make: 2 to 3.5 ms a GiB.
-    let middling = page.max(16 * MIB);
+    // Many enough to move, few enough to make: a request of 20 MiB takes one.
+    let middling = page.max(24 * MIB);
     let (largest, worth, in_segments) = match preset {
-        Preset::Memory => (page, u64::MAX, false),
+        // Of one page each they would be a tenth of a percent tighter at twice the price.
+        Preset::Memory => (2 * page, 1_000_000, false),
         Preset::Balanced => (middling, 400_000, false),
         Preset::Latency => (Units::MAX, 0, true),
     };

@@ -7,6 +7,9 @@ use crate::config::{Config, VirtualMemory};
 use crate::inner::SMALL_LIMIT;
 use crate::ladder::{Rung, Step, Then};
 
+/// Trades of whole segments cost next to nothing: what is held may change hands four times over.
+const SEGMENTS_TRADED: u64 = 4 * 8;
+
 /// Every step that returned blocks is followed by a search. Cheap steps come first, and waiting for the GPU comes last.
 const LADDER: &[Rung] = &[
     Rung { step: Step::EmptyBins, then: Then::SearchAgain },
@@ -53,6 +56,7 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
         collects_busy_memory: false,
         overflow_from_held: false,
         plain_rounding: config.rounding().is_plain(),
+        enough_traded: SEGMENTS_TRADED,
         ladder: LADDER,
     }
 }

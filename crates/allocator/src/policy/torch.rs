@@ -37,6 +37,7 @@ pub(super) fn rules_2_15(config: &Config) -> Rules {
         collects_busy_memory: true,
         overflow_from_held: true,
         plain_rounding: config.rounding().is_plain(),
+        enough_traded: u64::MAX,
         ladder: LADDER,
     }
 }
