@@ -191,7 +191,8 @@ pub fn compare(what: &Comparison, say: &mut dyn FnMut(&str)) -> Result<Compariso
             let gpu = Arc::new(CudaDevice::open(ordinal)?);
             device = gpupool_device::Device::properties(&*gpu).name.clone();
             columns.push(Column::GpuLoop);
-            columns.extend([Policy::Segments, Policy::Torch215].map(|policy| Column::Gpu(Arc::clone(&gpu), policy)));
+            let ours = [Policy::Segments, Policy::Pages, Policy::Torch215];
+            columns.extend(ours.map(|policy| Column::Gpu(Arc::clone(&gpu), policy)));
         }
         None => {
             worker = Worker::start(&what.traces)?;
@@ -336,6 +337,7 @@ fn simulated_threads(kind: Kind, prepared: &Prepared, threads: u16) -> Sampled {
     match kind {
         Kind::LoopAlone => of_threads(prepared, (0..threads).map(|_| Nothing::new(needs)).collect()),
         Kind::Segments => ours(Policy::Segments),
+        Kind::Pages => ours(Policy::Pages),
         Kind::Torch215 => ours(Policy::Torch215),
         Kind::TreeAndHash => {
             let peer = SharedNaive::default();

@@ -41,6 +41,7 @@ pub fn rounds(case: &Case, rounds: u64) -> Result<(), Failed> {
     match case.kind {
         Kind::LoopAlone => Running::start(&prepared, Nothing::new(needs))?.run(rounds)?,
         Kind::Segments => Running::start(&prepared, Gpupool::new(Policy::Segments, needs)?)?.run(rounds)?,
+        Kind::Pages => Running::start(&prepared, Gpupool::new(Policy::Pages, needs)?)?.run(rounds)?,
         Kind::Torch215 => Running::start(&prepared, Gpupool::new(Policy::Torch215, needs)?)?.run(rounds)?,
         #[cfg(feature = "offset-allocator")]
         Kind::OffsetAllocator => Running::start(&prepared, Offset::new())?.run(rounds)?,

@@ -29,6 +29,8 @@ pub enum Kind {
     LoopAlone,
     /// gpupool under `segments`.
     Segments,
+    /// gpupool under `pages`.
+    Pages,
     /// gpupool under `torch-2.15`.
     Torch215,
     /// rlsf, in a process of its own: where its worker was not built, there is none.
@@ -48,6 +50,7 @@ impl Kind {
     pub const ALL: &'static [Self] = &[
         Self::LoopAlone,
         Self::Segments,
+        Self::Pages,
         Self::Torch215,
         Self::Rlsf,
         #[cfg(feature = "offset-allocator")]
@@ -71,6 +74,7 @@ impl Kind {
         match self {
             Self::LoopAlone => "loop-alone",
             Self::Segments => "segments",
+            Self::Pages => "pages",
             Self::Torch215 => "torch-2.15",
             Self::Rlsf => "rlsf",
             #[cfg(feature = "offset-allocator")]
@@ -121,6 +125,7 @@ pub fn sample(
     match kind {
         Kind::LoopAlone => time(prepared, Nothing::new(needs)),
         Kind::Segments => time(prepared, Gpupool::new(Policy::Segments, needs)?),
+        Kind::Pages => time(prepared, Gpupool::new(Policy::Pages, needs)?),
         Kind::Torch215 => time(prepared, Gpupool::new(Policy::Torch215, needs)?),
         Kind::Rlsf => match worker {
             Some(worker) => worker.sample(workload),

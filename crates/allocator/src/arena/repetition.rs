@@ -9,7 +9,8 @@
 //! as long as a repetition still takes much of the driver.
 //!
 //! A workload that never frees everything repeats itself too if it *holds its level*: it has handed out its peak a few times over since it
-//! last wanted more than ever before, and has never gone far below that.
+//! last wanted more than ever before, and has never gone far below that. Where memory is made of pages it may have gone as far as it likes, but only
+//! after many times over: so moves die out also in training, whose weights stay.
 
 use crate::counters::ArenaCounters;
 use crate::ids::Part;
@@ -27,8 +28,8 @@ const SEGMENT_STEP: u64 = 2 << 20;
 const FIRST_ROOM: u64 = 2;
 /// ... up to where a pass that needed the driver at all gets more, ...
 const SMALL_ROOM: u64 = 4;
-/// ... and up to where it doubles from pass to pass; beyond that it grows by [`FIRST_ROOM`].
-const DOUBLED_ROOM: u64 = 8;
+/// ... and at most: what a workload has to spare must not depend on how long it runs.
+const MOST_ROOM: u64 = 8;
 /// A repetition that takes more of the driver than this part of what the first pass took has more room in the next one.
 const MUCH: u64 = 8;
 /// From the second repetition on one that has taken this part moves nothing more.
@@ -40,13 +41,16 @@ const AT_PEAK: u64 = 4;
 const TURNOVERS: i64 = 4;
 /// ... and had at least this part of it (seven eighths) active all the time.
 const LEVEL: (i64, i64) = (7, 8);
+/// Where memory is made of pages it does so whatever it had active, but only after so many times: the recordings' first passes hand out their peak
+/// up to 75 times over, and moves are what keeps them tight.
+const PAGES_TURNOVERS: i64 = 128;
 
 /// Whether the arena repeats itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Repetition {
-    /// Whether everything counts as freed while other streams still use some of it. Not under `segments`: what they use is not free as the
-    /// repetition begins, and growth that takes the place of trimming would take it a second time.
-    over_while_used: bool,
+    /// Whether memory is made of pages. Then everything counts as freed while other streams still use some of it. Not under `segments`: what they
+    /// use is not free as the repetition begins, and growth that takes the place of trimming would take it a second time.
+    of_pages: bool,
     /// Set when everything was freed: the most bytes that were active before.
     of_peak: Option<i64>,
     /// Nanoseconds that pages took of the driver in this pass by the model's prices, and in the one before the repetitions.
@@ -73,13 +77,13 @@ struct Level {
 
 impl Repetition {
     pub(super) fn new(pages: bool) -> Self {
-        Self { over_while_used: pages, ..Self::default() }
+        Self { of_pages: pages, ..Self::default() }
     }
 
     /// Whether everything was freed.
     #[inline(always)]
     fn is_over(&self, counters: &ArenaCounters) -> bool {
-        !counters.any_live() && (self.over_while_used || !counters.any_pending())
+        !counters.any_live() && (self.of_pages || !counters.any_pending())
     }
 
     /// A block was freed, or is free.
@@ -112,7 +116,7 @@ impl Repetition {
         }
         self.over = self.over.saturating_add(1);
         if spent > self.first / MUCH || self.room < SMALL_ROOM {
-            self.room += if self.room < DOUBLED_ROOM { self.room } else { FIRST_ROOM };
+            self.room = (2 * self.room).min(MOST_ROOM);
         }
     }
 
@@ -127,14 +131,13 @@ impl Repetition {
         (self.first / AT_PEAK).checked_shr(self.over).unwrap_or(0).saturating_sub(self.spent)
     }
 
-    /// Bytes that pages may hold before they are moved: none in a first pass, any number in a repetition that has moved enough.
+    /// Bytes that pages may hold before they are moved: none in a first pass, half as much again as the peak in a repetition that has moved enough.
     pub(crate) fn may_hold(&self) -> u64 {
-        let Some(peak) = self.of_peak else { return 0 };
-        if self.over > 0 && self.spent > self.first / ENOUGH {
-            return u64::MAX;
-        }
+        let Some(peak) = self.of_peak.or(self.held) else { return 0 };
+        let settled = self.of_peak.is_none() || self.over > 0 && self.spent > self.first / ENOUGH;
+        let room = if settled { MOST_ROOM } else { self.room };
         let peak = peak.max(0) as u64;
-        peak.saturating_add((peak / 16).saturating_mul(self.room))
+        peak.saturating_add((peak / 16).saturating_mul(room))
     }
 
     /// Looks how far below its peak the workload is. Where blocks are merged, which is often enough.
@@ -152,7 +155,11 @@ impl Repetition {
         self.look(counters);
         let Level { peak, least, handed_out } = self.level;
         let (part, whole) = LEVEL;
-        counters.handed_out_bytes() - handed_out >= TURNOVERS * peak && least >= peak / whole * part
+        let turned_over = |times: i64| counters.handed_out_bytes() - handed_out >= times.saturating_mul(peak);
+        match self.of_pages {
+            true => turned_over(PAGES_TURNOVERS),
+            false => turned_over(TURNOVERS) && least >= peak / whole * part,
+        }
     }
 
     /// Whether a request for `more` bytes is part of a repetition. One that wants more than there was ends it.
