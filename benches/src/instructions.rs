@@ -119,7 +119,7 @@ const LAYERS: [(&str, &[&str]); 6] = [
     ("bin", &["allocator/src/arena/bins.rs"]),
     ("index", &["allocator/src/index/"]),
     ("locked instructions", &["allocator/src/sync.rs", "/spin-"]),
-    ("statistics", &["allocator/src/counters.rs", "allocator/src/peaks.rs"]),
+    ("statistics", &["allocator/src/counters", "allocator/src/peaks.rs"]),
     ("handle", &["allocator/src/allocation.rs", "alloc/src/sync.rs"]),
     ("request, records, merging", &["allocator/src/"]),
 ];

@@ -5,10 +5,9 @@
 //!
 //! No driver call, callback or user code runs under any of them.
 //!
-//! An arena's lock and a stream's route are [`QuickMutex`]es, which are given back with a plain store: half the price of a lock that keeps
-//! a list of who waits. They are held for O(log n) at a time, and mostly by the one thread that uses the stream; a thread that finds one
-//! taken looks again a few times and then lets others run. They know no priorities and no fairness. All other locks are off the hit path
-//! and let waiters sleep.
+//! An arena's lock is a [`QuickMutex`], which is given back with a plain store: half the price of a lock that keeps a list of who waits. It is
+//! held for O(log n) at a time, and mostly by the one thread that uses the stream; a thread that finds it taken looks again a few times and
+//! then lets others run. It knows no priorities and no fairness. All other locks are off the hit path and let waiters sleep.
 //!
 //! Built with `--cfg gpupool_shuttle` the locks and the atomics that threads meet at are a model checker's, which tries other orders of
 //! the threads at each of them (`tests/tests/shuttle.rs`). It runs all threads on one, so ranks are not checked then.

@@ -1,6 +1,6 @@
 //! An arena: the unit of locking. Its segments, the blocks that tile them, its lanes' free indexes and bins, and its counters.
 //!
-//! Under `segments` each stream has an arena of its own in the default pool, and each private pool has one; the bit-exact policies
+//! Under the project's own policies each stream has an arena of its own in the default pool, and each private pool has one; the bit-exact policies
 //! put everything in a single arena, because their peaks and their order span all streams.
 //!
 //! # Invariants (checked by [`ArenaState::validate`])
@@ -10,8 +10,6 @@
 //! * **A3** Each `Free` block is in the index of its lane and each `Binned` one in a bin of its lane, and nothing else is.
 //! * **A4** Every counter equals a recount.
 //! * **A5** Pool slots and lanes that are in use are referred to by nothing that is not.
-//!
-//! What is idle is listed and offered to other arenas (`offers.rs`, O1 and O2).
 //! * **O1, O2** What is idle is listed and offered: see `offers.rs`.
 
 mod bins;

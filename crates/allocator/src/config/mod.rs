@@ -2,9 +2,9 @@
 //!
 //! # Building one
 //!
-//! [`Config::default`] is the default policy with its defaults, [`Config::new`] another one;  `with_*` changes a setting; [`Config::build`] checks the whole. A setting
-//! that the policy cannot honour is an error, never silently dropped: the bit-exact policies leave no choice in what PyTorch
-//! fixes.
+//! [`Config::default`] is the default policy with its defaults, [`Config::new`] another one; `with_*` changes a setting; [`Config::build`]
+//! checks the whole. A setting that the policy cannot honour is an error, never silently dropped: the bit-exact policies leave no choice in
+//! what PyTorch fixes.
 //!
 //! ```
 //! use gpupool_allocator::config::{Config, Policy};

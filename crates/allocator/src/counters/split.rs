@@ -62,7 +62,8 @@ impl SplitCounters {
     pub(super) fn raw(&self, handed: &CounterArray, by_bins: [i64; 2]) -> [[i64; 2]; 2] {
         [0, 1].map(|part| {
             let decreases = self.decreases[part].load(Relaxed) + by_bins[part];
-            [self.in_part(part, handed) + decreases, decreases]
+            // While other threads work the two that it is made of are not of one moment.
+            [self.in_part(part, handed).max(0) + decreases, decreases]
         })
     }
 

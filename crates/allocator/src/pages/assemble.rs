@@ -49,6 +49,8 @@ pub(super) struct Assembly<D: Device> {
     pub(super) sources: Vec<Source<D>>,
     fresh: Vec<Arc<Handle>>,
     promised: u64,
+    /// Bytes that a repetition takes from other streams.
+    traded: u64,
     /// Bytes at its front that are mapped and could not be unmapped.
     stuck: u64,
 }
@@ -174,6 +176,7 @@ impl<D: Device> Inner<D> {
             sources: Vec::new(),
             fresh: Vec::new(),
             promised: 0,
+            traded: 0,
             stuck: 0,
         }
     }
@@ -233,7 +236,7 @@ impl<D: Device> Inner<D> {
                 return Ok(false);
             }
         }
-        // Even in a repetition: what lies free on other streams would add up, a peak for each.
+        // Even in a repetition: what lies free on other streams would add up, a peak for each. But not for ever.
         if missing > 0
             && (haste != Haste::Usual || rules.worth > 0 && self.raises_peak(to_bytes(missing)))
             && !(grows_first && self.shared.totals.has_traded_enough(to_bytes(missing)))
@@ -241,9 +244,8 @@ impl<D: Device> Inner<D> {
             let wanted = missing;
             missing = self.other_sources(assembly, request, rules, missing, haste, false)?;
             if grows_first {
-                self.shared.totals.traded(to_bytes(wanted - missing));
-            }
-            if !grows_first {
+                assembly.traded = to_bytes(wanted - missing);
+            } else {
                 missing = self.awaited_sources(assembly, request, rules, missing, haste)?;
             }
             if haste == Haste::Waiting {
@@ -253,7 +255,11 @@ impl<D: Device> Inner<D> {
         if missing > 0 && !self.make_fresh(assembly, request, rules, missing)? {
             return Ok(false);
         }
-        Ok(self.map_assembly(assembly).map(|()| true)?)
+        self.map_assembly(assembly)?;
+        if assembly.traded > 0 {
+            self.shared.totals.traded(assembly.traded);
+        }
+        Ok(true)
     }
 
     /// Whether a repetition's growth would raise the device's peak, and the moves that can be had instead are few.
