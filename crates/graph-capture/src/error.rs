@@ -33,7 +33,9 @@ pub enum CaptureError {
     )]
     CachingIsOff,
     /// The allocator's policy routes captures in its own way.
-    #[error("the policy {policy} routes captures by scopes: use begin_allocate_to_pool, or the policy `segments` or `pages`")]
+    #[error(
+        "the policy {policy} routes captures by scopes: use begin_allocate_to_pool, or the policy `segments` or `pages`"
+    )]
     Policy {
         /// The policy's name.
         policy: &'static str,
