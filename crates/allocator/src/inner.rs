@@ -362,6 +362,7 @@ impl<D: Device> Inner<D> {
             Some(CaptureStatus::None) => return self.alloc_outside_captures(requested, stream, status),
             _ => return self.alloc_the_long_way(requested, stream, status),
         };
+        // Somebody else in the pool's arena is rare: the long way waits there, and looks up anew what may have changed meanwhile.
         let locked = stream.arena.route().and_then(|to| Some((to, to.core.try_lock()?)));
         let Some((CaptureRoute { core, lane }, mut locked)) = locked else {
             return self.alloc_the_long_way(requested, stream, status);

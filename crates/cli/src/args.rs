@@ -143,7 +143,7 @@ pub(crate) struct Stress {
     /// How long, in seconds
     #[arg(long, value_name = "S", default_value_t = 5.0, conflicts_with = "operations", allow_negative_numbers = true)]
     pub(crate) seconds: f64,
-    /// How many operations instead, over all threads: the same seed then does the same
+    /// How many operations instead, over all threads: with one thread the same seed then does the same
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) operations: Option<u64>,
     /// What the operations are drawn from
