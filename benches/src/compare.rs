@@ -191,8 +191,7 @@ pub fn compare(what: &Comparison, say: &mut dyn FnMut(&str)) -> Result<Compariso
             let gpu = Arc::new(CudaDevice::open(ordinal)?);
             device = gpupool_device::Device::properties(&*gpu).name.clone();
             columns.push(Column::GpuLoop);
-            let ours = [Policy::Segments, Policy::Pages, Policy::Torch215];
-            columns.extend(ours.map(|policy| Column::Gpu(Arc::clone(&gpu), policy)));
+            columns.extend(Kind::OURS.map(|policy| Column::Gpu(Arc::clone(&gpu), policy)));
         }
         None => {
             worker = Worker::start(&what.traces)?;
@@ -330,15 +329,12 @@ fn on_gpu(device: &Arc<CudaDevice>, policy: Policy, prepared: &Prepared, threads
 
 fn simulated_threads(kind: Kind, prepared: &Prepared, threads: u16) -> Sampled {
     let needs = prepared.needs();
-    let ours = |policy| {
-        let peer = Gpupool::new(policy, needs)?;
-        of_threads(prepared, (0..threads).map(|n| peer.with_stream(n)).collect())
-    };
     match kind {
         Kind::LoopAlone => of_threads(prepared, (0..threads).map(|_| Nothing::new(needs)).collect()),
-        Kind::Segments => ours(Policy::Segments),
-        Kind::Pages => ours(Policy::Pages),
-        Kind::Torch215 => ours(Policy::Torch215),
+        Kind::Ours(policy) => {
+            let peer = Gpupool::new(policy, needs)?;
+            of_threads(prepared, (0..threads).map(|n| peer.with_stream(n)).collect())
+        }
         Kind::TreeAndHash => {
             let peer = SharedNaive::default();
             of_threads(prepared, (0..threads).map(|_| peer.clone()).collect())

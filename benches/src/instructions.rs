@@ -7,8 +7,6 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
 
-use gpupool_allocator::Policy;
-
 #[cfg(feature = "cubecl")]
 use crate::peers::Cubecl;
 #[cfg(feature = "offset-allocator")]
@@ -40,9 +38,7 @@ pub fn rounds(case: &Case, rounds: u64) -> Result<(), Failed> {
     let needs = prepared.needs();
     match case.kind {
         Kind::LoopAlone => Running::start(&prepared, Nothing::new(needs))?.run(rounds)?,
-        Kind::Segments => Running::start(&prepared, Gpupool::new(Policy::Segments, needs)?)?.run(rounds)?,
-        Kind::Pages => Running::start(&prepared, Gpupool::new(Policy::Pages, needs)?)?.run(rounds)?,
-        Kind::Torch215 => Running::start(&prepared, Gpupool::new(Policy::Torch215, needs)?)?.run(rounds)?,
+        Kind::Ours(policy) => Running::start(&prepared, Gpupool::new(policy, needs)?)?.run(rounds)?,
         #[cfg(feature = "offset-allocator")]
         Kind::OffsetAllocator => Running::start(&prepared, Offset::new())?.run(rounds)?,
         #[cfg(feature = "cubecl")]
@@ -271,6 +267,8 @@ impl Ceiling {
 
 #[cfg(test)]
 mod tests {
+    use gpupool_allocator::Policy;
+
     use super::*;
 
     #[test]
@@ -278,7 +276,7 @@ mod tests {
         let read = |text: &str| Ceiling::parse("f", text);
         let good = read("# instructions\n\nsegments hot-512 12.5\ntorch-2.15 set-64 7\n").unwrap();
         assert_eq!(good.len(), 2);
-        assert_eq!((good[0].case.kind, good[0].most), (Kind::Segments, 12.5));
+        assert_eq!((good[0].case.kind, good[0].most), (Kind::Ours(Policy::Segments), 12.5));
         for bad in
             ["segments hot-512", "nobody hot-512 1", "segments cold 1", "segments hot-512 x", "segments hot-512 NaN"]
         {

@@ -27,12 +27,8 @@ const EVENTS: u64 = 100_000;
 pub enum Kind {
     /// The loop with nothing in it.
     LoopAlone,
-    /// gpupool under `segments`.
-    Segments,
-    /// gpupool under `pages`.
-    Pages,
-    /// gpupool under `torch-2.15`.
-    Torch215,
+    /// gpupool, under one of [`OURS`](Self::OURS).
+    Ours(Policy),
     /// rlsf, in a process of its own: where its worker was not built, there is none.
     Rlsf,
     /// offset-allocator.
@@ -46,12 +42,15 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// The policies that gpupool is compared under.
+    pub const OURS: [Policy; 3] = [Policy::Segments, Policy::Pages, Policy::Torch215];
+
     /// Every peer of this build.
     pub const ALL: &'static [Self] = &[
         Self::LoopAlone,
-        Self::Segments,
-        Self::Pages,
-        Self::Torch215,
+        Self::Ours(Policy::Segments),
+        Self::Ours(Policy::Pages),
+        Self::Ours(Policy::Torch215),
         Self::Rlsf,
         #[cfg(feature = "offset-allocator")]
         Self::OffsetAllocator,
@@ -73,9 +72,7 @@ impl Kind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::LoopAlone => "loop-alone",
-            Self::Segments => "segments",
-            Self::Pages => "pages",
-            Self::Torch215 => "torch-2.15",
+            Self::Ours(policy) => policy.name(),
             Self::Rlsf => "rlsf",
             #[cfg(feature = "offset-allocator")]
             Self::OffsetAllocator => "offset-allocator",
@@ -124,9 +121,7 @@ pub fn sample(
     let needs = prepared.needs();
     match kind {
         Kind::LoopAlone => time(prepared, Nothing::new(needs)),
-        Kind::Segments => time(prepared, Gpupool::new(Policy::Segments, needs)?),
-        Kind::Pages => time(prepared, Gpupool::new(Policy::Pages, needs)?),
-        Kind::Torch215 => time(prepared, Gpupool::new(Policy::Torch215, needs)?),
+        Kind::Ours(policy) => time(prepared, Gpupool::new(policy, needs)?),
         Kind::Rlsf => match worker {
             Some(worker) => worker.sample(workload),
             None => Err(Failed::UnknownPeer { name: kind.name().to_owned() }),

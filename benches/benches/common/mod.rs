@@ -24,8 +24,8 @@ pub(crate) fn peers(c: &mut Criterion, workloads: &[Workload]) {
         let needs = prepared.needs();
         let mut group = group(c, workload, &prepared);
         row(&mut group, Kind::LoopAlone.name(), &prepared, || Ok(Nothing::new(needs)));
-        row(&mut group, Kind::Segments.name(), &prepared, || Gpupool::new(Policy::Segments, needs));
-        row(&mut group, Kind::Torch215.name(), &prepared, || Gpupool::new(Policy::Torch215, needs));
+        row(&mut group, Policy::Segments.name(), &prepared, || Gpupool::new(Policy::Segments, needs));
+        row(&mut group, Policy::Torch215.name(), &prepared, || Gpupool::new(Policy::Torch215, needs));
         #[cfg(feature = "offset-allocator")]
         row(&mut group, Kind::OffsetAllocator.name(), &prepared, || Ok(Offset::new()));
         row(&mut group, Kind::TreeAndHash.name(), &prepared, || Ok(Naive::new()));

@@ -99,7 +99,7 @@ fn pairs(repetitions: usize, traces: &Path) -> Result<(), Failed> {
         let mut net = Vec::new();
         for _ in 0..repetitions {
             let alone = sample(Kind::LoopAlone, &workload, &prepared, None)?.ns;
-            net.push(sample(Kind::Segments, &workload, &prepared, None)?.ns - alone);
+            net.push(sample(Kind::Ours(Policy::Segments), &workload, &prepared, None)?.ns - alone);
         }
         line(&workload.to_string(), budget, net);
     }

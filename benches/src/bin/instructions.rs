@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use gpupool_allocator::Policy;
 use gpupool_benches::instructions::{Case, Ceiling, count, layers, rounds, valgrind_is_there};
 use gpupool_benches::{Failed, Kind, Workload, or_exit};
 
@@ -74,7 +75,7 @@ fn print_layers(workloads: Vec<Workload>) -> Result<(), Failed> {
     for workload in workloads {
         print!("{}", if columns.is_empty() { format!("{:<28}", "layer") } else { String::new() });
         print!("{:>24}", workload.to_string());
-        columns.push(layers(&program, &Case { kind: Kind::Segments, workload })?);
+        columns.push(layers(&program, &Case { kind: Kind::Ours(Policy::Segments), workload })?);
     }
     println!();
     for (at, (layer, _)) in columns.first().into_iter().flatten().enumerate() {
