@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use gpupool_allocator::{AllocError, Allocator, Config, FreeError, Policy};
+use gpupool_allocator::{AllocError, Allocator, Config, Filter, FreeError, Policy, PoolId, Preset};
 use gpupool_device::{Call, CaptureMode, GraphDevice, Kernel, StreamHandle, StreamKind, Workbench, code};
 use gpupool_sim_device::{ReportKind, Scheduler, SimConfig, SimDevice, SimWorld};
-use gpupool_tests::lab::{BACKINGS, Backing, Block, Lab, MIB, segments};
+use gpupool_tests::lab::{BACKINGS, Backing, Block, Lab, MIB, pages, segments};
 use gpupool_tests::watched::Watched;
 
 /// Entry 13's loop: the host runs ahead of stream 2.
@@ -194,6 +194,39 @@ fn a_slow_stream_holds_up_only_what_it_uses_itself() {
         assert_eq!(lab.reserved(), 300);
         drop((again, rest));
         lab.done();
+    }
+}
+
+// Entry 15: a stream that went quiet has no miss of its own that would notice. Before more is held than ever, others look.
+#[test]
+fn what_a_quiet_stream_freed_serves_others_before_more_is_held() {
+    let of_pages = [Preset::Memory, Preset::Balanced].map(pages);
+    for config in BACKINGS.map(segments).into_iter().chain(of_pages) {
+        for into_pool in [false, true] {
+            let lab = Lab::with(config.clone(), 20_000);
+            let x = lab.alloc(1, 100);
+            lab.run(2, &x);
+            lab.record(&x, 2);
+            lab.free(x);
+            lab.finish();
+            assert_eq!(lab.pending(), 100, "nobody has looked");
+            let pool = PoolId(7, 0);
+            if into_pool {
+                lab.allocator.begin_allocate_to_pool(pool, Filter::All).unwrap();
+            }
+            let y = lab.alloc(3, 100);
+            if into_pool {
+                lab.allocator.end_allocate_to_pool(pool).unwrap();
+            }
+            let of_plain = into_pool && config == segments(Backing::Plain);
+            assert_eq!(lab.peak_reserved(), if of_plain { 200 } else { 100 }, "{config:?}, in a pool: {into_pool}");
+            assert_eq!((lab.pending(), lab.device.sim.host_waits()), (if of_plain { 100 } else { 0 }, 0));
+            drop(y);
+            if into_pool {
+                lab.allocator.release_pool(pool).unwrap();
+            }
+            lab.done();
+        }
     }
 }
 

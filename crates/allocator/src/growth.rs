@@ -135,8 +135,8 @@ impl<D: Device> Inner<D> {
     /// Moves a fitting idle segment of another stream of the default pool into the request's arena, once the work on it is done. With `wait`,
     /// where memory is short, it waits on the host for that.
     ///
-    /// Arenas that offer nothing that may fit are left alone, and what others have in bins stays there; but where more would be held than ever
-    /// before, their bins are emptied first: what lies there may be the rest of a segment.
+    /// Arenas that offer nothing that may fit are left alone, and so is what others have in bins or pending; but where more would be held than
+    /// ever before, that is freed first: it may be the rest of a segment.
     pub(crate) fn take_idle_segment(&self, request: &Request<D>, wait: bool) -> Result<bool, AllocError> {
         if request.pool.is_some() || (!wait && self.shared.totals.has_traded_enough(request.segment_bytes)) {
             return Ok(false);
@@ -152,8 +152,18 @@ impl<D: Device> Inner<D> {
         if !wait && !self.shared.totals.would_hold_most(request.segment_bytes) {
             return Ok(false);
         }
-        let empty = |arena: &&&Arc<Arena<D>>| arena.counters.binned().0 > 0 && arena.lock().flush_bins(&arena.counters);
-        Ok(others.iter().filter(empty).count() > 0 && self.take_offered(request, &others, wait)?)
+        Ok(self.gather_free(&request.arena) && self.take_offered(request, &others, wait)?)
+    }
+
+    /// Frees what others than this arena have pending in the default pool and may have free by now, and empties their bins. Whether there was
+    /// anything. Never waits.
+    pub(crate) fn gather_free(&self, arena: &Arc<Arena<D>>) -> bool {
+        let mut any = false;
+        for other in self.default_arenas().iter().filter(|other| !Arc::ptr_eq(other, arena)) {
+            any |= other.poll_pending() > 0;
+            any |= other.counters.binned().0 > 0 && other.lock().flush_bins(&other.counters);
+        }
+        any
     }
 
     /// As [`take_idle_segment`](Self::take_idle_segment), of what arenas offer: of the smallest class of sizes that any has, the smallest of

@@ -231,13 +231,17 @@ impl<D: Device> Inner<D> {
         if excess == 0 {
             return Ok(decayed);
         }
+        // A request of the default pool has done so before.
+        if request.pool.is_some() {
+            self.gather_free(&request.arena);
+        }
         let mut found: Vec<(Arc<Arena<D>>, Idle)> = Vec::new();
-        // Where more would be held than ever before, what others had in bins was given up before.
         for arena in self.default_arenas().iter().filter(|arena| arena.offers.any()) {
             let idle = arena.lock().idle_in_order(|lane| arena.is_default_slot(lane.slot));
             found.extend(idle.into_iter().map(|i| (Arc::clone(arena), i)));
         }
         for pool in self.pools.freeable() {
+            pool.arena.poll_pending();
             let idle = pool.arena.idle_segments(|lane| lane.slot == pool.slot);
             found.extend(idle.into_iter().map(|i| (Arc::clone(&pool.arena), i)));
         }
@@ -265,6 +269,9 @@ impl<D: Device> Inner<D> {
     pub(crate) fn release_idle(&self, request: Option<&Request<D>>, wait: bool) -> Result<u64, AllocError> {
         let patience = Patience::to_wait(wait);
         self.settle_leaving(wait)?;
+        for arena in self.arenas() {
+            arena.poll_pending();
+        }
         let mut out = Trimmed::default();
         let default_or_free = |arena: &Arena<D>, lane: &Lane, pools: &[Arc<Pool<D>>]| {
             arena.is_default_slot(lane.slot)

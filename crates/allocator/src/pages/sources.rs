@@ -111,6 +111,7 @@ impl<D: Device> Inner<D> {
             if missing == 0 {
                 break;
             }
+            arena.poll_pending();
             if haste == Haste::Usual && arena.is_barren() {
                 continue;
             }
