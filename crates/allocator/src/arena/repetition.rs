@@ -53,6 +53,8 @@ pub(crate) struct Repetition {
     of_pages: bool,
     /// Set when everything was freed: the most bytes that were active before.
     of_peak: Option<i64>,
+    /// The most that were active in any pass. The counters' own peak may be started afresh at any time, for whoever reads it.
+    most: i64,
     /// Nanoseconds that pages took of the driver in this pass by the model's prices, and in the one before the repetitions.
     spent: u64,
     first: u64,
@@ -93,14 +95,15 @@ impl Repetition {
             if self.spent > 0 || self.of_peak.is_none() {
                 self.pass_ended();
             }
-            self.of_peak = Some(counters.active_peak_bytes());
+            self.most = self.most.max(counters.active_peak_bytes());
+            self.of_peak = Some(self.most);
         }
     }
 
     /// Says whether it is worth knowing when everything is free next: not where nothing is to be noted then, or where large blocks are live,
     /// since the last of them says so again.
     pub(super) fn watch_empty(&self, counters: &ArenaCounters) {
-        let noted = self.spent == 0 && self.of_peak == Some(counters.active_peak_bytes());
+        let noted = self.spent == 0 && self.of_peak.is_some_and(|peak| peak >= counters.active_peak_bytes());
         if noted || counters.allocated_bytes().part(Part::Large).current() > 0 {
             counters.unwatch_empty();
         }
@@ -144,7 +147,7 @@ impl Repetition {
     #[inline]
     pub(super) fn look(&mut self, counters: &ArenaCounters) {
         let (active, peak) = (counters.active_bytes(), counters.active_peak_bytes());
-        if peak != self.level.peak {
+        if peak > self.level.peak {
             self.level = Level { peak, least: active, handed_out: counters.handed_out_bytes() };
         }
         self.level.least = self.level.least.min(active);
