@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use gpupool_allocator::{Allocator, CaptureRegistry, Config, Filter, Policy, PoolId, Preset};
+use gpupool_allocator::{AllocError, Allocator, CaptureRegistry, Config, Filter, Policy, PoolError, PoolId, Preset};
 use gpupool_device::{Address, StreamKind, Workbench};
 use gpupool_replay::generate::{Generator, Shape, Sizes};
 use gpupool_replay::stress::{Common, Harness, StressDevice};
@@ -242,4 +242,27 @@ fn a_pool_of_whole_segments_has_one_driver_allocation_a_segment_and_tells_which_
     drop(lab.alloc(1, 700));
     assert_eq!(before, blocks.iter().map(|b| lab.allocator.base_allocation(b.address())).collect::<Vec<_>>());
     lab.allocator.release_pool(pool).unwrap();
+}
+
+#[test]
+fn a_pool_that_holds_memory_in_pieces_cannot_promise_whole_segments_any_more() {
+    let lab = Lab::with(pages(Preset::Memory), 1024);
+    let stream = lab.stream(1);
+    for first in [true, false] {
+        let pool = PoolId(7, u64::from(first));
+        lab.allocator.create_pool(pool).unwrap();
+        if first {
+            lab.allocator.set_whole_segments(pool).unwrap();
+        }
+        lab.allocator.begin_allocate_to_pool(pool, Filter::All).unwrap();
+        drop(lab.allocator.alloc(30 * MIB, &stream).unwrap());
+        lab.allocator.end_allocate_to_pool(pool).unwrap();
+        let said = lab.allocator.set_whole_segments(pool);
+        let refused = matches!(said, Err(AllocError::Pool(PoolError::InPieces { pool: which })) if which == pool);
+        assert_eq!((said.is_ok(), refused), (first, !first), "{said:?}");
+        // Made, and taken by the scope.
+        (0..2).for_each(|_| lab.allocator.release_pool(pool).unwrap());
+    }
+    drop(stream);
+    lab.done();
 }

@@ -143,6 +143,12 @@ pub enum PoolError {
         /// The block.
         address: Address,
     },
+    /// The pool holds memory that is mapped in pieces, so it cannot promise one driver allocation a segment.
+    #[error("pool {pool} holds memory that is mapped in pieces: ask for whole segments before its first request")]
+    InPieces {
+        /// The id.
+        pool: PoolId,
+    },
     /// The pool's memory is away.
     #[error("pool {pool} is {residency}: {}", what_brings_back(*residency))]
     Away {

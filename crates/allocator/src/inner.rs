@@ -364,7 +364,7 @@ impl<D: Device> Inner<D> {
         };
         // Somebody else in the pool's arena is rare: the long way waits there, and looks up anew what may have changed meanwhile.
         let locked = stream.arena.route().and_then(|to| Some((to, to.core.try_lock()?)));
-        let Some((CaptureRoute { core, lane }, mut locked)) = locked else {
+        let Some((CaptureRoute { core, lane }, locked)) = locked else {
             return self.alloc_the_long_way(requested, stream, status);
         };
         let Some(neutral) = locked.neutral_beside(lane, &stream.core, capture) else {
@@ -372,15 +372,7 @@ impl<D: Device> Inner<D> {
             return self.alloc_the_long_way(requested, stream, status);
         };
         let want = self.shared.want(requested, SMALL_LIMIT);
-        if want.part == Part::Small
-            && let Some((handed, news)) = locked.hand_out_of_bin(lane, want)
-        {
-            if news {
-                told_handed::<D>(locked, want.part);
-            }
-            return Ok(Allocation::of(core, handed, requested));
-        }
-        self.alloc_of_index((core, Source { lane, neutral }), stream, (want, status), locked)
+        self.alloc_of_bin((core, Source { lane, neutral }), stream, (want, status), locked)
     }
 
     /// A usual request outside captures that looks closer than the shortest way; `status` is what the driver said of the stream, if it was
@@ -394,16 +386,27 @@ impl<D: Device> Inner<D> {
     ) -> Result<Allocation<D>, AllocError> {
         let core = stream.arena.core;
         let want = self.shared.want(requested, self.shared.rules.small_limit);
-        let mut locked = core.lock();
+        self.alloc_of_bin((core, Source::of(stream)), stream, (want, status), core.lock())
+    }
+
+    /// A usual request from a bin there, from the free index, or the long way; with what the driver said of the stream, if it was asked.
+    #[inline(always)]
+    fn alloc_of_bin(
+        self: &Arc<Self>,
+        (core, from): (&'static ArenaCore, Source),
+        stream: &Stream<D>,
+        (want, status): (Want, Option<CaptureStatus>),
+        mut locked: QuickGuard<'_, Locked>,
+    ) -> Result<Allocation<D>, AllocError> {
         if want.part == Part::Small
-            && let Some((handed, news)) = locked.hand_out_of_bin(stream.lane, want)
+            && let Some((handed, news)) = locked.hand_out_of_bin(from.lane, want)
         {
             if news {
                 told_handed::<D>(locked, want.part);
             }
-            return Ok(Allocation::of(core, handed, requested));
+            return Ok(Allocation::of(core, handed, want.requested));
         }
-        self.alloc_of_index((core, Source::of(stream)), stream, (want, status), locked)
+        self.alloc_of_index((core, from), stream, (want, status), locked)
     }
 
     /// A usual request outside captures that is for a large block.

@@ -453,7 +453,8 @@ gpupool_status gpupool_pool_create(gpupool_allocator allocator, gpupool_pool *ou
 
 /*
  From now on each segment that this pool takes is one driver allocation, whatever the policy: for memory that is registered with other
- libraries or exported, which has to lie in one. Say it before the pool's first request.
+ libraries or exported, which has to lie in one. Say it before the pool's first request: under `policy=pages` it is an error once
+ the pool holds memory in pieces.
  */
 gpupool_status gpupool_pool_whole_segments(gpupool_allocator allocator,
                                            gpupool_pool pool);

@@ -228,13 +228,19 @@ impl<D: Device> Allocator<D> {
 
     /// From now on each segment that this pool takes is one driver allocation, whatever the policy: for memory that is registered with
     /// others or exported, which pages that move would break. Say it before the pool's first request.
-    /// [`base_allocation`](Self::base_allocation) tells base and extent behind any address.
+    /// [`base_allocation`](Self::base_allocation) tells base and extent behind any address. O(segments).
     ///
     /// # Errors
     ///
-    /// [`PoolError::Unknown`].
+    /// [`PoolError::Unknown`]; [`PoolError::InPieces`] if the pool holds memory of other kinds already, which only happens under `pages`:
+    /// later requests could be served from that.
     pub fn set_whole_segments(&self, id: PoolId) -> Result<(), AllocError> {
-        self.inner.pools.get(id)?.whole_segments.store(true, Ordering::Relaxed);
+        let pool = self.inner.pools.get(id)?;
+        let state = pool.arena.lock();
+        if state.segments.iter().any(|(_, s)| s.slot == pool.slot && s.pages.is_some()) {
+            return Err(PoolError::InPieces { pool: id }.into());
+        }
+        pool.whole_segments.store(true, Ordering::Relaxed);
         Ok(())
     }
 

@@ -144,14 +144,23 @@ impl Bins {
     /// Empties all bins and returns what was in them, in a fixed order. From now on they are of no lane and size.
     pub(crate) fn drain(&mut self, blocks: &Blocks) -> Vec<BlockId> {
         let mut out = self.ids(blocks);
-        self.forget();
+        self.clear();
         // Lane by lane.
         out.sort_by_key(|(lane, ..)| *lane);
         out.into_iter().map(|(.., id)| id).collect()
     }
 
-    /// Bins, which are empty, are of no lane and size any more, so that nothing is kept there as by itself.
+    /// Bins, which must be empty, are of no lane and size any more, so that nothing is kept there as by itself. Whatever were in them would
+    /// be lost.
     pub(crate) fn forget(&mut self) {
+        debug_assert!(
+            self.small.iter().chain(&self.large).all(|bin| bin.head == NONE),
+            "bins were forgotten with blocks in them"
+        );
+        self.clear();
+    }
+
+    fn clear(&mut self) {
         self.small.fill(Bin::EMPTY);
         self.large.fill(Bin::EMPTY);
     }

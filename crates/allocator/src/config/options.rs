@@ -126,6 +126,10 @@ pub enum AcceptedWhy {
     /// It keeps free memory from being taken apart, and under `pages` what is apart is brought together. Where the device has no virtual
     /// memory it has its effect.
     PagesMove,
+    /// It says how many addresses are reserved, and `pages` reserves them as they are needed.
+    AddressesAsNeeded,
+    /// It is about pages, and virtual memory is turned off.
+    NoVirtualMemory,
     /// It only acts together with expandable segments.
     NeedsExpandableSegments,
     /// It drops a lock around driver calls, and no lock is ever held over one here.
@@ -142,6 +146,8 @@ impl fmt::Display for AcceptedWhy {
             Self::HostMemory => "it is about pinned host memory, which this allocator does not serve",
             Self::AlreadySo => "this is how it is anyway",
             Self::PagesMove => "the policy `pages` brings free memory together, so it may always be taken apart",
+            Self::AddressesAsNeeded => "the policy `pages` reserves addresses as they are needed",
+            Self::NoVirtualMemory => "it needs virtual memory, which is turned off",
             Self::NeedsExpandableSegments => "it only acts together with expandable segments",
             Self::NoLockHeld => "no lock is held over a driver call here",
             Self::Overridden => "the same option follows again, and the last one counts",

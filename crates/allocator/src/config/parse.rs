@@ -69,6 +69,7 @@ impl Config {
     fn apply(&mut self, option: &Known<'_>) -> Result<Option<AcceptedWhy>, ConfigError> {
         let least = self.large_segment_size / MIB;
         let paged = self.policy == Policy::Pages;
+        let reserve = if paged { AcceptedWhy::AddressesAsNeeded } else { AcceptedWhy::NeedsExpandableSegments };
         match option.opt {
             // Read before all others.
             Opt::LargeSegmentSize => {}
@@ -114,11 +115,11 @@ impl Config {
             Opt::ExpandableReserve => {
                 // A bad value is only a warning in PyTorch (reference, section 10), and the option has no effect here.
                 option.one()?;
-                return Ok(Some(AcceptedWhy::NeedsExpandableSegments));
+                return Ok(Some(reserve));
             }
             Opt::ExpandableReserveByClass => {
                 option.list()?;
-                return Ok(Some(AcceptedWhy::NeedsExpandableSegments));
+                return Ok(Some(reserve));
             }
             Opt::PinnedFlag => {
                 option.boolean()?;
@@ -138,6 +139,16 @@ impl Config {
             }
         }
         Ok(None)
+    }
+
+    /// Virtual memory is turned off, so `pages` decides as `segments` does: options that were taken to be about pages have their effect, or none
+    /// for another reason.
+    pub(super) fn turn_pages_off(&mut self) {
+        self.accepted.retain(|option| option.why != AcceptedWhy::PagesMove);
+        let of_pages = |option: &&mut AcceptedOption| {
+            option.name.starts_with("expandable_segments") && option.why != AcceptedWhy::Overridden
+        };
+        self.accepted.iter_mut().filter(of_pages).for_each(|option| option.why = AcceptedWhy::NoVirtualMemory);
     }
 }
 

@@ -330,6 +330,9 @@ impl Config {
     #[must_use]
     pub fn with_virtual_memory(mut self, use_of: VirtualMemory) -> Self {
         self.virtual_memory = use_of;
+        if self.policy == Policy::Pages && use_of == VirtualMemory::Never {
+            self.turn_pages_off();
+        }
         self
     }
 }

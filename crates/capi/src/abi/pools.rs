@@ -49,7 +49,8 @@ pub unsafe extern "C" fn gpupool_pool_create(allocator: gpupool_allocator, out: 
 }
 
 /// From now on each segment that this pool takes is one driver allocation, whatever the policy: for memory that is registered with other
-/// libraries or exported, which has to lie in one. Say it before the pool's first request.
+/// libraries or exported, which has to lie in one. Say it before the pool's first request: under `policy=pages` it is an error once
+/// the pool holds memory in pieces.
 #[unsafe(no_mangle)]
 pub extern "C" fn gpupool_pool_whole_segments(allocator: gpupool_allocator, pool: Pool) -> Status {
     guard(|| ALLOCATORS.get(allocator)?.pool_whole_segments(pool.into()))

@@ -218,6 +218,19 @@ fn under_pages_nothing_is_kept_from_being_taken_apart() {
 }
 
 #[test]
+fn under_pages_addresses_are_reserved_as_needed_and_without_virtual_memory_options_mean_what_they_do_under_segments() {
+    let text = "expandable_segments:True,expandable_segments_reserve:40G,max_split_size_mb:64";
+    let config = Config::parse_pytorch(text, Policy::Pages).unwrap();
+    let said = |whys: &[AcceptedWhy]| accepted(&config).iter().map(|(.., why)| *why).eq(whys.iter().copied());
+    assert!(said(&[AcceptedWhy::AlreadySo, AcceptedWhy::AddressesAsNeeded, AcceptedWhy::PagesMove]));
+    let off = config.with_virtual_memory(VirtualMemory::Never);
+    let why = AcceptedWhy::NoVirtualMemory;
+    assert_eq!(accepted(&off), [("expandable_segments", "True", why), ("expandable_segments_reserve", "40G", why)]);
+    // It has its effect.
+    assert_eq!(off.max_split_size(), Some(64 * MIB));
+}
+
+#[test]
 fn what_has_no_effect_is_checked_all_the_same() {
     for text in [
         "pinned_num_register_threads:3",
