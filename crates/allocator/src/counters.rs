@@ -589,11 +589,12 @@ impl ArenaCounters {
         [0, 1].map(|part: usize| self.past_bins[part][at].of_bins(&handed_out.parts[part]))
     }
 
-    /// Differs from what it was before if a block was handed out, freed or merged in between.
+    /// Differs from what it was before if a block was handed out, freed or merged in between, or part of a free one was held.
     pub(crate) fn changes(&self) -> i64 {
         let counted = self.allocation.parts.iter().chain(&self.active.pending).map(|part| part.raw().0 + part.raw().1);
-        let split = self.inactive_split.raw(&self.allocation, self.out_of_bins(0, &self.allocation));
-        counted.sum::<i64>() + split.into_iter().flatten().sum::<i64>()
+        let blocks = self.inactive_split.raw(&self.allocation, self.out_of_bins(0, &self.allocation));
+        let bytes = self.inactive_split_bytes.raw(&self.allocated_bytes, self.out_of_bins(1, &self.allocated_bytes));
+        counted.sum::<i64>() + blocks.into_iter().chain(bytes).flatten().sum::<i64>()
     }
 
     /// Every figure that has a peak, in the order of [`Stats::of_arenas`](crate::Stats).

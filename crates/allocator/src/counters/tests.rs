@@ -230,10 +230,10 @@ fn a_recording_knows_the_most_bytes_that_were_handed_out_at_once() {
 }
 
 #[test]
-fn every_hand_out_free_and_merge_is_a_change() {
+fn every_hand_out_free_and_merge_is_a_change_and_so_is_what_is_held_of_a_free_block() {
     let counters = ArenaCounters::default();
     let block @ (part, bytes, requested) = (Part::Small, 4096, 4000);
-    let movements: [&dyn Fn(); 7] = [
+    let movements: [&dyn Fn(); 9] = [
         &|| counters.handed_out(part, bytes, requested, (0, 0)),
         &|| free_into_bin(&counters, block),
         &|| hand_out_of_bin(&counters, block),
@@ -241,6 +241,8 @@ fn every_hand_out_free_and_merge_is_a_change() {
         &|| counters.split(part, 1, bytes),
         &|| counters.split(part, -1, -bytes),
         &|| counters.split(part, 1, bytes),
+        &|| counters.split(part, 0, -bytes / 2),
+        &|| counters.split(part, 0, bytes / 2),
     ];
     for (at, movement) in movements.into_iter().enumerate() {
         let before = counters.changes();
