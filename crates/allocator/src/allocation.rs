@@ -198,7 +198,8 @@ impl<D: Device> Drop for Allocation<D> {
         match locked.free_into_bin(self.block, self.generation) {
             Binned::Quietly => {}
             Binned::WithNews => told_freed::<D>(locked),
-            Binned::No => self.drop_past_bin(core, locked),
+            Binned::No => Self::free_past_bin(self.block, locked),
+            Binned::Unusual => self.drop_unusual(core, locked),
         }
     }
 }
@@ -208,11 +209,18 @@ impl<D: Device> Allocation<D> {
     #[cold]
     #[inline(never)]
     fn drop_after_others(&self, core: &'static ArenaCore) {
-        self.drop_past_bin(core, core.lock());
+        self.drop_unusual(core, core.lock());
+    }
+
+    /// A usual free that no bin took.
+    #[inline(never)]
+    fn free_past_bin(block: BlockId, mut locked: QuickGuard<'_, Locked>) {
+        locked.free_past_bin(block);
+        told::<D>(locked, &[]);
     }
 
     #[inline(never)]
-    fn drop_past_bin(&self, core: &'static ArenaCore, mut locked: QuickGuard<'_, Locked>) {
+    fn drop_unusual(&self, core: &'static ArenaCore, mut locked: QuickGuard<'_, Locked>) {
         if !locked.is_free_unusual() {
             if locked.free_alone(self.block, self.generation) {
                 return told::<D>(locked, &[]);

@@ -125,7 +125,7 @@ impl<D: Device> Arena<D> {
     /// Bytes of host memory per block record, and how many records there are.
     pub(crate) fn host_bytes(&self) -> (usize, usize) {
         let state = self.lock();
-        (state.blocks.host_bytes(), state.blocks.len())
+        (state.blocks.host_bytes(), state.blocks.used())
     }
 }
 

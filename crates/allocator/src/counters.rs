@@ -110,9 +110,8 @@ impl CounterArray {
     #[inline(always)]
     fn passed(&self, part: Part, n: i64) -> bool {
         let here = self.parts[part.index()].add(n);
-        let small = if part == Part::Small { here } else { self.parts[0].current() };
         self.watch.changed(part, n);
-        self.watch.is_passed(part, here, small)
+        self.watch.is_passed(part, here, self.parts[0].current())
     }
 
     /// As [`decrease`](Self::decrease), of a figure that is watched.
@@ -313,11 +312,22 @@ impl ArenaCounters {
         }
         self.requested_bytes.parts[part.index()].add(requested);
         let new = self.allocation.passed(part, 1) | self.allocated_bytes.passed(part, bytes);
-        let new_split = self.split_changed(part, split, (1, bytes));
-        if new {
+        self.split_counted(part, split, (1, bytes));
+        // There are more only where a segment is cut for the first time.
+        let new_split = split.1 > 0 && self.is_split_passed(part);
+        if new | new_split {
+            self.note_new(part, new, new_split);
+        }
+    }
+
+    /// Notes what of the figures of a hand-out is at a new peak, or above its ceiling.
+    #[cold]
+    #[inline(never)]
+    fn note_new(&self, part: Part, handed: bool, split: bool) {
+        if handed {
             self.note_handed_out(part);
         }
-        if new_split {
+        if split {
             self.note_split(part);
         }
     }
@@ -496,9 +506,21 @@ impl ArenaCounters {
     /// As [`split`](Self::split), where so many live blocks came, or went, and bytes. Whether some figure may be at a new peak, or above its
     /// ceiling.
     #[inline(always)]
-    fn split_changed(&self, part: Part, (blocks, bytes): (i64, i64), live: (i64, i64)) -> bool {
-        self.inactive_split.change(part, blocks, live.0, &self.allocation)
-            | self.inactive_split_bytes.change(part, bytes, live.1, &self.allocated_bytes)
+    fn split_changed(&self, part: Part, split: (i64, i64), live: (i64, i64)) -> bool {
+        self.split_counted(part, split, live);
+        self.is_split_passed(part)
+    }
+
+    #[inline(always)]
+    fn split_counted(&self, part: Part, (blocks, bytes): (i64, i64), live: (i64, i64)) {
+        self.inactive_split.change(part, blocks, live.0);
+        self.inactive_split_bytes.change(part, bytes, live.1);
+    }
+
+    #[inline(always)]
+    fn is_split_passed(&self, part: Part) -> bool {
+        self.inactive_split.is_passed(part, &self.allocation)
+            || self.inactive_split_bytes.is_passed(part, &self.allocated_bytes)
     }
 
     /// Notes what of the figures of free blocks in segments that hold others too is at a new peak, or above its ceiling.

@@ -406,36 +406,43 @@ impl<D: Device> Inner<D> {
             }
             return Ok(Allocation::of(core, handed, want.requested));
         }
-        self.alloc_of_index((core, from), stream, (want, status), locked)
+        let handed = locked.hand_out_of_index_apart(from, want);
+        self.alloc_of_index((core, handed), stream, (want, status), locked)
     }
 
-    /// A usual request outside captures that is for a large block.
+    /// A usual request outside captures that is for a large block: from the free index, or the long way.
     #[inline(never)]
     pub(crate) fn alloc_large(self: &Arc<Self>, stream: &Stream<D>, want: Want) -> Result<Allocation<D>, AllocError> {
-        self.alloc_past_bin(stream, want, stream.arena.core.lock())
+        // What depends on the part is known here.
+        let want = Want { part: Part::Large, ..want };
+        let mut locked = stream.arena.core.lock();
+        let handed = locked.hand_out_of_index(Source::of(stream), want);
+        self.alloc_of_index((stream.arena.core, handed), stream, (want, None), locked)
     }
 
-    /// A usual request outside captures that its bin does not serve: from the free index, or the long way.
+    /// A usual request outside captures that is for a small block, and that its bin does not serve: from the free index, or the long way.
     #[inline(never)]
     pub(crate) fn alloc_past_bin(
         self: &Arc<Self>,
         stream: &Stream<D>,
         want: Want,
-        locked: QuickGuard<'_, Locked>,
+        mut locked: QuickGuard<'_, Locked>,
     ) -> Result<Allocation<D>, AllocError> {
-        self.alloc_of_index((stream.arena.core, Source::of(stream)), stream, (want, None), locked)
+        let want = Want { part: Part::Small, ..want };
+        let handed = locked.hand_out_of_index(Source::of(stream), want);
+        self.alloc_of_index((stream.arena.core, handed), stream, (want, None), locked)
     }
 
-    /// A usual request from the free index there, or the long way; with what the driver said of the stream, if it was asked.
+    /// What the free index there had for a usual request, or else the long way; with what the driver said of the stream, if it was asked.
     #[inline(always)]
     fn alloc_of_index(
         self: &Arc<Self>,
-        (core, from): (&'static ArenaCore, Source),
+        (core, handed): (&'static ArenaCore, Option<Handed>),
         stream: &Stream<D>,
         (want, status): (Want, Option<CaptureStatus>),
-        mut locked: QuickGuard<'_, Locked>,
+        locked: QuickGuard<'_, Locked>,
     ) -> Result<Allocation<D>, AllocError> {
-        if let Some(handed) = locked.hand_out_of_index(from, want) {
+        if let Some(handed) = handed {
             told::<D>(locked, &[]);
             return Ok(Allocation::of(core, handed, want.requested));
         }

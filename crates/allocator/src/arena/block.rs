@@ -80,7 +80,8 @@ impl Block {
     /// Whether the segment holds other blocks than this one.
     #[inline]
     pub(crate) fn is_split(&self) -> bool {
-        self.prev != NONE || self.next != NONE
+        // Every bit of `NONE` is set, so that one comparison does.
+        self.prev & self.next != NONE
     }
 }
 
@@ -127,6 +128,7 @@ impl Blocks {
         }
     }
 
+    #[cold]
     #[inline(never)]
     fn append(&mut self) -> BlockId {
         // An arena never comes near 2^32 blocks: 2^32 blocks of 512 bytes are 2 TiB of host records first.
@@ -168,7 +170,7 @@ impl Blocks {
     }
 
     /// Records in use.
-    pub(crate) fn len(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.used as usize
     }
 
@@ -180,6 +182,22 @@ impl Blocks {
     /// The ids of all records in use.
     pub(crate) fn ids(&self) -> impl Iterator<Item = BlockId> + '_ {
         (0..self.records.len() as BlockId).filter(|id| self.records[*id as usize].state != BlockState::Vacant)
+    }
+}
+
+/// The records, by index: while somebody has them so, none are added, and where they are need be looked up only once.
+impl std::ops::Deref for Blocks {
+    type Target = [Block];
+    #[inline(always)]
+    fn deref(&self) -> &[Block] {
+        &self.records
+    }
+}
+
+impl std::ops::DerefMut for Blocks {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [Block] {
+        &mut self.records
     }
 }
 

@@ -1,6 +1,7 @@
 //! Freeing: from live to pending or free, merging with free neighbours, and emptying bins.
 
-use super::{ArenaState, Bins, Block, BlockId, BlockState, LaneKind, NONE};
+use super::lane::may_absorb;
+use super::{ArenaState, Bins, Block, BlockId, BlockState, Blocks, LaneKind, Segments};
 use crate::counters::ArenaCounters;
 use crate::history::Action;
 use crate::ids::Part;
@@ -15,6 +16,13 @@ pub(crate) enum Was {
     Split,
     /// Something else that is not free in such a segment.
     Elsewhere,
+}
+
+/// Where a neighbour lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Side {
+    Before,
+    After,
 }
 
 impl Was {
@@ -33,14 +41,27 @@ impl ArenaState {
 
     /// A free of a block that nothing but its own stream used: it is free at once. O(1) into a bin, else O(log n).
     pub(crate) fn free_now(&mut self, id: BlockId, counters: &ArenaCounters) {
-        let (part, bytes) = self.disowned(id, counters);
+        self.free_in_place(id, self.part_of(id), counters);
+    }
+
+    /// The part that a block belongs to.
+    #[inline(always)]
+    pub(super) fn part_of(&self, id: BlockId) -> Part {
+        self.lanes[self.blocks[id].lane as usize].part
+    }
+
+    /// As [`free_now`](Self::free_now), of a block of this part, with all that it calls put into its caller.
+    #[inline(always)]
+    pub(super) fn free_in_place(&mut self, id: BlockId, part: Part, counters: &ArenaCounters) {
+        let bytes = self.disowned(id, part, counters);
         counters.freed(part, bytes, self.blocks[id].requested as i64);
-        self.put_free(id, Was::Live, counters);
+        self.put_free(id, part, Was::Live, counters);
     }
 
     /// First half of a free: the block is no longer its owner's. It counts as active until [`complete_free`](Self::complete_free).
     pub(crate) fn request_free(&mut self, id: BlockId, counters: &ArenaCounters) {
-        let (part, bytes) = self.disowned(id, counters);
+        let part = self.part_of(id);
+        let bytes = self.disowned(id, part, counters);
         counters.became_pending(part, bytes);
         self.repetition.block_freed(counters);
     }
@@ -49,19 +70,18 @@ impl ArenaState {
     pub(crate) fn complete_free(&mut self, id: BlockId, counters: &ArenaCounters) {
         self.note_freed(id, &[Action::FreeCompleted], None);
         self.forget_uses(id);
-        let block = &self.blocks[id];
-        let (part, bytes) = (self.lanes[block.lane as usize].part, to_bytes(block.size) as i64);
-        counters.was_pending(part, bytes, block.requested as i64);
-        self.put_free(id, Was::Elsewhere, counters);
+        let (block, part) = (&self.blocks[id], self.part_of(id));
+        counters.was_pending(part, to_bytes(block.size) as i64, block.requested as i64);
+        self.put_free(id, part, Was::Elsewhere, counters);
     }
 
-    /// What every free begins with. Returns the block's part and bytes.
+    /// What every free begins with. Returns the block's bytes.
     #[inline(always)]
-    fn disowned(&mut self, id: BlockId, counters: &ArenaCounters) -> (Part, i64) {
+    fn disowned(&mut self, id: BlockId, part: Part, counters: &ArenaCounters) -> i64 {
         let block = &mut self.blocks[id];
         block.state = BlockState::Pending;
         let lane = &self.lanes[block.lane as usize];
-        let (part, bytes) = (lane.part, to_bytes(block.size));
+        let bytes = to_bytes(block.size);
         if bytes >= self.rules.max_split {
             counters.oversize_freed();
         }
@@ -70,23 +90,23 @@ impl ArenaState {
         {
             pool.allocated_bytes.decrease(part, bytes as i64);
         }
-        (part, bytes as i64)
+        bytes as i64
     }
 
     /// Puts a block that nobody uses into its lane's bin, or merges and indexes it.
     #[inline(always)]
-    fn put_free(&mut self, id: BlockId, was: Was, counters: &ArenaCounters) {
+    fn put_free(&mut self, id: BlockId, part: Part, was: Was, counters: &ArenaCounters) {
         self.repetition.block_freed(counters);
         let takes_bins = self.takes_bins();
         let Self { lanes, blocks, bins, .. } = self;
         let block = &mut blocks[id];
         if takes_bins && Bins::may_take(block.size) {
             let lane = &lanes[block.lane as usize];
-            if lane.kind != LaneKind::Neutral && bins.push(lane.part, block, id) {
+            if lane.kind != LaneKind::Neutral && bins.push(part, block, id) {
                 block.state = BlockState::Binned;
                 match was {
-                    Was::Live => counters.freed_to_bin(lane.part, to_bytes(block.size) as i64),
-                    _ => counters.went_into_bin(lane.part, to_bytes(block.size) as i64),
+                    Was::Live => counters.freed_to_bin(part, to_bytes(block.size) as i64),
+                    _ => counters.went_into_bin(part, to_bytes(block.size) as i64),
                 }
                 return;
             }
@@ -95,26 +115,24 @@ impl ArenaState {
         if self.rules.pages {
             self.stamp(id);
         }
-        self.merge(id, was, counters);
+        self.merge_in_place(id, part, was, counters);
     }
 
     /// Merges a block that is in no index with its free neighbours and puts the result into the index.
     pub(crate) fn merge(&mut self, id: BlockId, was: Was, counters: &ArenaCounters) {
+        self.merge_in_place(id, self.part_of(id), was, counters);
+    }
+
+    #[inline(always)]
+    fn merge_in_place(&mut self, id: BlockId, part: Part, was: Was, counters: &ArenaCounters) {
         if self.idle.away {
             return self.hold_freed(id, was, counters);
         }
         let Block { prev, next, lane, size, .. } = self.blocks[id];
         let (mut blocks_change, mut bytes_change) = was.counted(size);
         let was_bytes = to_bytes(size) as i64;
-        if let Some(size) = self.free_size(prev, lane) {
-            (blocks_change, bytes_change) = (blocks_change - 1, bytes_change - size);
-            self.unindex(prev);
-            self.join(id, prev);
-        }
-        if let Some(size) = self.free_size(next, lane) {
-            (blocks_change, bytes_change) = (blocks_change - 1, bytes_change - size);
-            self.unindex(next);
-            self.join(id, next);
+        for bytes in [self.absorb(id, lane, (prev, Side::Before)), self.absorb(id, lane, (next, Side::After))] {
+            (blocks_change, bytes_change) = (blocks_change - i64::from(bytes > 0), bytes_change - bytes);
         }
         let Self { lanes, blocks, segments, slots, idle_segments, .. } = self;
         let block = &mut blocks[id];
@@ -123,8 +141,8 @@ impl ArenaState {
         if block.is_split() {
             (blocks_change, bytes_change) = (blocks_change + 1, bytes_change + to_bytes(block.size) as i64);
         } else {
-            block.age = slots[lane.slot as usize].age[lane.part.index()] as u32;
-            idle_segments.came(lane.part, block.size, id);
+            block.age = slots[lane.slot as usize].age[part.index()] as u32;
+            idle_segments.came(part, block.size, id);
             if let Some(segment) = segments.get_mut(block.segment) {
                 segment.idle_since = lane.core.open_mark();
                 segment.idle_seen = None;
@@ -132,40 +150,31 @@ impl ArenaState {
         }
         // Each as one movement: peaks are made of movements.
         match was {
-            Was::Live => counters.freed_to_index(lane.part, was_bytes, (blocks_change, bytes_change)),
-            _ => counters.split(lane.part, blocks_change, bytes_change),
+            Was::Live => counters.freed_to_index(part, was_bytes, (blocks_change, bytes_change)),
+            _ => counters.split(part, blocks_change, bytes_change),
         }
         lane.index.insert(blocks, segments, id);
     }
 
-    /// The bytes of a neighbour that a block which becomes free in `lane` takes over, if it does.
+    /// Takes over a neighbour of a block that becomes free in `lane`, if it is free too. Returns its bytes, or 0.
     #[inline(always)]
-    fn free_size(&self, neighbour: BlockId, lane: u32) -> Option<i64> {
-        let block = self.blocks.get(neighbour)?;
-        let taken = block.state == BlockState::Free && (block.lane == lane || self.may_absorb(lane, block.lane));
-        taken.then_some(to_bytes(block.size) as i64)
+    fn absorb(&mut self, id: BlockId, lane: u32, (neighbour, side): (BlockId, Side)) -> i64 {
+        let Self { lanes, blocks, segments, .. } = self;
+        // There is no such record if there is no neighbour.
+        let Some(block) = blocks.get(neighbour) else { return 0 };
+        if block.state != BlockState::Free || !may_absorb(lanes, lane, block.lane) {
+            return 0;
+        }
+        let bytes = to_bytes(block.size) as i64;
+        lanes[block.lane as usize].index.remove(blocks, segments, neighbour);
+        join(blocks, segments, id, (neighbour, side));
+        bytes
     }
 
     /// Adds the range of a neighbour that is in no index to `id`; the neighbour's record goes.
-    #[inline(always)]
     pub(crate) fn join(&mut self, id: BlockId, neighbour: BlockId) {
-        let gone = self.blocks.remove(neighbour);
-        let block = &mut self.blocks[id];
-        block.size += gone.size;
-        if gone.next == id {
-            block.offset = gone.offset;
-            block.prev = gone.prev;
-            if gone.prev != NONE {
-                self.blocks[gone.prev].next = id;
-            } else if let Some(segment) = self.segments.get_mut(gone.segment) {
-                segment.first = id;
-            }
-        } else {
-            block.next = gone.next;
-            if gone.next != NONE {
-                self.blocks[gone.next].prev = id;
-            }
-        }
+        let side = if self.blocks[neighbour].next == id { Side::Before } else { Side::After };
+        join(&mut self.blocks, &mut self.segments, id, (neighbour, side));
     }
 
     /// Empties the bins: what was in them is merged and indexed. Returns whether there was anything. O(n).
@@ -186,5 +195,31 @@ impl ArenaState {
             self.merge(id, Was::Split, counters);
         }
         !binned.is_empty()
+    }
+}
+
+/// As [`ArenaState::join`].
+#[inline(always)]
+fn join(blocks: &mut Blocks, segments: &mut Segments, id: BlockId, (neighbour, side): (BlockId, Side)) {
+    let gone = blocks.remove(neighbour);
+    let records: &mut [Block] = blocks;
+    let block = &mut records[id as usize];
+    block.size += gone.size;
+    // There is no such record if nothing lies beyond.
+    match side {
+        Side::Before => {
+            (block.offset, block.prev) = (gone.offset, gone.prev);
+            if let Some(before) = records.get_mut(gone.prev as usize) {
+                before.next = id;
+            } else if let Some(segment) = segments.get_mut(gone.segment) {
+                segment.first = id;
+            }
+        }
+        Side::After => {
+            block.next = gone.next;
+            if let Some(after) = records.get_mut(gone.next as usize) {
+                after.prev = id;
+            }
+        }
     }
 }

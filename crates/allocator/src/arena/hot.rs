@@ -54,8 +54,10 @@ pub(crate) enum Binned {
     Quietly,
     /// It is, and [`told_freed`] must come next.
     WithNews,
-    /// Nothing has changed.
+    /// Nothing has changed: its bin has no room for it, or there is none.
     No,
+    /// Nothing has changed: the long way must be taken.
+    Unusual,
 }
 
 impl Locked {
@@ -102,17 +104,27 @@ impl Locked {
             return state.hand_out(id, to_bytes(want.units), want.requested, counters);
         }
         let neutral = (from.neutral != NONE).then(|| from.neutral + part);
-        state.index_hit(lane, neutral, want.units, want.requested, counters)
+        state.index_hit((lane, neutral), want, counters)
+    }
+
+    /// As [`hand_out_of_index`](Self::hand_out_of_index), by itself: for who keeps much meanwhile.
+    #[inline(never)]
+    pub(crate) fn hand_out_of_index_apart(&mut self, from: Source, want: Want) -> Option<Handed> {
+        // Apart, so that what depends on the part is looked at once.
+        match want.part {
+            Part::Small => self.hand_out_of_index(from, Want { part: Part::Small, ..want }),
+            Part::Large => self.hand_out_of_index(from, Want { part: Part::Large, ..want }),
+        }
     }
 
     /// Frees a live block into its lane's bin, if nothing unusual is under way and nothing but its own stream used it. O(1).
     #[inline(always)]
     pub(crate) fn free_into_bin(&mut self, id: BlockId, generation: u32) -> Binned {
         let Self { state, counters, attention, .. } = self;
-        let Some(block) = state.blocks.get_mut(id) else { return Binned::No };
+        let Some(block) = state.blocks.get_mut(id) else { return Binned::Unusual };
         let own = block.generation == generation && block.state == BlockState::Live && block.uses == NONE;
         if !own || attention.get() & UNUSUAL_FREE != 0 {
-            return Binned::No;
+            return Binned::Unusual;
         }
         if !state.bins.push_small(block, id) {
             return Binned::No;
@@ -127,8 +139,18 @@ impl Locked {
         self.attention.get() & UNUSUAL_FREE != 0
     }
 
-    /// A usual free of a block that nothing but its own stream used: into its bin even if that was of another size before, or merged and
-    /// indexed. Whether it was one; if not, nothing has changed. O(log n).
+    /// A usual free that no bin took: into its bin even if that was of another size before, or merged and indexed. O(log n).
+    #[inline(always)]
+    pub(crate) fn free_past_bin(&mut self, id: BlockId) {
+        let Self { state, counters, .. } = self;
+        // Apart, so that what depends on the part is looked at once.
+        match state.part_of(id) {
+            Part::Small => state.free_in_place(id, Part::Small, counters),
+            Part::Large => state.free_in_place(id, Part::Large, counters),
+        }
+    }
+
+    /// A usual free of a block that nothing but its own stream used. Whether it was one; if not, nothing has changed. O(log n).
     pub(crate) fn free_alone(&mut self, id: BlockId, generation: u32) -> bool {
         let Self { state, counters, .. } = self;
         if !state.is_live(id, generation) || state.blocks[id].uses != NONE {

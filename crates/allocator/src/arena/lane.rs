@@ -77,12 +77,6 @@ impl ArenaState {
         at as u32
     }
 
-    /// Whether a block that becomes free in `lane` may take over a free neighbour of lane `other`.
-    pub(super) fn may_absorb(&self, lane: u32, other: u32) -> bool {
-        let (a, b) = (&self.lanes[lane as usize], &self.lanes[other as usize]);
-        lane == other || (a.kind == LaneKind::Capture && b.kind == LaneKind::Neutral && a.part == b.part)
-    }
-
     /// Moves every block of some lanes of a pool slot to the pool's neutral lanes: free ones merge there, others go there when they
     /// become free. O(blocks of the pool).
     pub(crate) fn neutralise(
@@ -136,4 +130,14 @@ impl ArenaState {
             }
         }
     }
+}
+
+/// Whether a block that becomes free in `lane` may take over a free neighbour of lane `other`.
+#[inline(always)]
+pub(super) fn may_absorb(lanes: &[Lane], lane: u32, other: u32) -> bool {
+    let of_capture = || {
+        let (a, b) = (&lanes[lane as usize], &lanes[other as usize]);
+        a.kind == LaneKind::Capture && b.kind == LaneKind::Neutral && a.part == b.part
+    };
+    lane == other || of_capture()
 }

@@ -2,7 +2,7 @@
 
 use gpupool_device::Address;
 
-use super::{ArenaState, Backing, Block, BlockId, BlockState, Blocks, LaneKind, Memory, NONE, Segment};
+use super::{ArenaState, Backing, Block, BlockId, BlockState, LaneKind, Memory, NONE, Segment, Want};
 use crate::captures::Range;
 use crate::counters::ArenaCounters;
 use crate::history::Action;
@@ -53,17 +53,15 @@ impl ArenaState {
 
     /// Hands out the best fit of a lane's free index, or in a capture of that of the pool's neutral lane: a request of the shortest way that
     /// no bin serves. O(log n) in one size class.
-    #[inline(never)]
+    #[inline(always)]
     pub(super) fn index_hit(
         &mut self,
-        lane: u32,
-        neutral: Option<u32>,
-        units: Units,
-        requested: u64,
+        (lane, neutral): (u32, Option<u32>),
+        want: Want,
         counters: &ArenaCounters,
     ) -> Option<Handed> {
-        let block = self.take_indexed(lane, neutral, units)?;
-        let handed = self.cut_and_hand_out(block, units, requested, counters)?;
+        let block = self.take_indexed(lane, neutral, want.units)?;
+        let handed = self.cut_and_hand_out(block, want, counters)?;
         if neutral.is_some() {
             self.blocks[handed.block].lane = lane;
         }
@@ -132,7 +130,8 @@ impl ArenaState {
         requested: u64,
         counters: &ArenaCounters,
     ) -> Option<Handed> {
-        self.cut_and_hand_out(id, to_units(size)?, requested, counters)
+        let part = self.part_of(id);
+        self.cut_and_hand_out(id, Want { part, units: to_units(size)?, requested }, counters)
     }
 
     /// As [`hand_out`](Self::hand_out): what [`place`](Self::place) and [`activate`](Self::activate) do, in one piece.
@@ -140,14 +139,14 @@ impl ArenaState {
     fn cut_and_hand_out(
         &mut self,
         id: BlockId,
-        wanted: Units,
-        requested: u64,
+        Want { part, units: wanted, requested }: Want,
         counters: &ArenaCounters,
     ) -> Option<Handed> {
         let Self { lanes, blocks, segments, slots, rules, .. } = self;
         let block = &blocks[id];
         let lane = &mut lanes[block.lane as usize];
-        let (part, rest, was_split) = (lane.part, block.size - wanted, block.is_split());
+        debug_assert_eq!(lane.part, part);
+        let (rest, was_split) = (block.size - wanted, block.is_split());
         let least = match part {
             Part::Small => 0,
             Part::Large if to_bytes(wanted) < rules.max_split => rules.large_remainder,
@@ -155,8 +154,10 @@ impl ArenaState {
         };
         let is_cut = to_bytes(rest) > least && !slots[lane.slot as usize].no_split;
         if is_cut {
-            let tail = cut(blocks, id, wanted, BlockState::Free);
-            lane.index.insert(blocks, segments, tail);
+            let tail = blocks.vacancy();
+            let records: &mut [Block] = blocks;
+            cut(records, id, wanted, (tail, BlockState::Free));
+            lane.index.insert(records, segments, tail);
         }
         let [wanted, rest] = [wanted, rest].map(|units| to_bytes(units) as i64);
         let split = match (is_cut, was_split) {
@@ -165,7 +166,7 @@ impl ArenaState {
             (false, true) => (-1, -(wanted + rest)),
             (false, false) => (0, 0),
         };
-        self.hand_over(id, requested, split, counters)
+        self.hand_over(id, (part, requested), split, counters)
     }
 
     /// Cuts a block that is in no index down to `front` units, or leaves it whole if it has no more, and moves the counters of free
@@ -188,7 +189,7 @@ impl ArenaState {
 
     /// Makes a block live and moves the counters of a hand-out.
     pub(crate) fn activate(&mut self, id: BlockId, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
-        self.hand_over(id, requested, (0, 0), counters)
+        self.hand_over(id, (self.part_of(id), requested), (0, 0), counters)
     }
 
     /// Makes a block live. By that there are so many free blocks more, or fewer, in segments that hold others too, and so many of their bytes.
@@ -196,7 +197,7 @@ impl ArenaState {
     fn hand_over(
         &mut self,
         id: BlockId,
-        requested: u64,
+        (part, requested): (Part, u64),
         split: (i64, i64),
         counters: &ArenaCounters,
     ) -> Option<Handed> {
@@ -206,7 +207,7 @@ impl ArenaState {
         block.generation = block.generation.wrapping_add(1);
         block.requested = requested;
         let lane = &self.lanes[block.lane as usize];
-        let (part, bytes) = (lane.part, to_bytes(block.size));
+        let bytes = to_bytes(block.size);
         let address = self.segments.address(block.segment, block.offset)?;
         let handed = Handed { block: id, generation: block.generation, address, bytes };
         counters.handed_out(part, bytes as i64, requested as i64, split);
@@ -249,7 +250,9 @@ impl ArenaState {
     /// Cuts a block in two: `id` keeps the front, the tail is in no index. The tail keeps the request size that the block had, as in
     /// PyTorch.
     pub(crate) fn divide(&mut self, id: BlockId, front: Units) -> BlockId {
-        cut(&mut self.blocks, id, front, BlockState::Held)
+        let tail = self.blocks.vacancy();
+        cut(&mut self.blocks, id, front, (tail, BlockState::Held));
+        tail
     }
 
     /// Puts a block into the index of its lane.
@@ -343,15 +346,14 @@ impl ArenaState {
     }
 }
 
-/// Cuts a block in two: `id` keeps the front, the tail gets the state given.
+/// Cuts a block in two: `id` keeps the front, and the vacant record of the tail is filled in, with the state given.
 #[inline(always)]
-fn cut(blocks: &mut Blocks, id: BlockId, front: Units, state: BlockState) -> BlockId {
-    let tail = blocks.vacancy();
-    let block = &mut blocks[id];
+fn cut(records: &mut [Block], id: BlockId, front: Units, (tail, state): (BlockId, BlockState)) {
+    let block = &mut records[id as usize];
     let next = std::mem::replace(&mut block.next, tail);
     let size = std::mem::replace(&mut block.size, front);
     let (requested, segment, offset, lane) = (block.requested, block.segment, block.offset, block.lane);
-    let record = &mut blocks[tail];
+    let record = &mut records[tail as usize];
     *record = Block {
         requested,
         segment,
@@ -367,10 +369,10 @@ fn cut(blocks: &mut Blocks, id: BlockId, front: Units, state: BlockState) -> Blo
         age: 0,
         state,
     };
-    if next != NONE {
-        blocks[next].prev = tail;
+    // There is no such record if nothing follows.
+    if let Some(next) = records.get_mut(next as usize) {
+        next.prev = tail;
     }
-    tail
 }
 
 /// Adds a range to a list of ranges in order that neither overlap nor touch. What a capture hands out it mostly hands out again, so the

@@ -145,8 +145,8 @@ impl ArenaState {
         if self.idle.away && self.blocks.ids().any(|id| self.blocks[id].state == BlockState::Binned) {
             return Err("I1: a block is binned in a pool whose memory is away".to_owned());
         }
-        if seen != self.blocks.len() {
-            return Err(format!("A1: {} records, {seen} of them in segments", self.blocks.len()));
+        if seen != self.blocks.used() {
+            return Err(format!("A1: {} records, {seen} of them in segments", self.blocks.used()));
         }
         self.validate_index()?;
         self.idle_segments.validate(idle)?;

@@ -27,18 +27,19 @@ impl SplitCounters {
         self.with_live[part].load(Relaxed) - handed.parts[part].current()
     }
 
-    /// So much more, or less, as one movement; and so much more is live, or less, than was last counted here. Whether that may be something new.
+    /// So much more, or less, as one movement; and so much more is live, or less, than was last counted here.
     #[inline(always)]
-    pub(super) fn change(&self, part: Part, n: i64, live: i64, handed: &CounterArray) -> bool {
+    pub(super) fn change(&self, part: Part, n: i64, live: i64) {
+        // Which way it goes nobody can predict, so nothing here is a branch.
         add(&self.with_live[part.index()], n + live);
+        add(&self.decreases[part.index()], (-n).max(0));
         self.watch.changed(part, n);
-        if n <= 0 {
-            add(&self.decreases[part.index()], -n);
-            return false;
-        }
-        let small = self.in_part(0, handed);
-        let here = if part == Part::Small { small } else { self.in_part(1, handed) };
-        self.watch.is_passed(part, here, small)
+    }
+
+    /// Whether a part may be something new.
+    #[inline(always)]
+    pub(super) fn is_passed(&self, part: Part, handed: &CounterArray) -> bool {
+        self.watch.is_passed(part, self.in_part(part.index(), handed), self.in_part(0, handed))
     }
 
     /// Whether the small part may be something new, where so much of it is live.

@@ -25,9 +25,7 @@ impl Watch {
     /// So much came to a part, or went.
     #[inline(always)]
     pub(super) fn changed(&self, part: Part, n: i64) {
-        if part == Part::Large {
-            add(&self.beside_large, -n);
-        }
+        add(&self.beside_large, if part == Part::Large { -n } else { 0 });
     }
 
     /// So much of another figure, which adds to a part of this one in a peak, is new: by so much less may this one grow.
@@ -39,6 +37,6 @@ impl Watch {
     /// Whether a part, by being `here`, may be something new, the small part being `small`.
     #[inline(always)]
     pub(super) fn is_passed(&self, part: Part, here: i64, small: i64) -> bool {
-        here > self.parts[part.index()].load(Relaxed) || small > self.beside_large.load(Relaxed)
+        (here > self.parts[part.index()].load(Relaxed)) | (small > self.beside_large.load(Relaxed))
     }
 }

@@ -162,7 +162,7 @@ impl<D: Device> Allocation<D> {
         if !state.is_live(block, generation) {
             return Err(FreeError::NotLive { address: self.address() });
         }
-        if state.idle.contents.len() > state.blocks.len() {
+        if state.idle.contents.len() > state.blocks.used() {
             state.forget_contents();
         }
         state.idle.contents.insert((block, generation), contents);

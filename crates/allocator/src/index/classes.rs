@@ -18,13 +18,9 @@ pub(crate) const OF_ONE_SIZE: usize = 2 * PER_ROW;
 /// The class that a size belongs to.
 #[inline(always)]
 pub(crate) const fn class_of(size: Units) -> usize {
-    if size < PER_ROW as u32 {
-        size as usize
-    } else {
-        let exponent = 31 - size.leading_zeros() - MANTISSA_BITS;
-        let mantissa = (size >> exponent) as usize & (PER_ROW - 1);
-        (exponent as usize + 1) * PER_ROW + mantissa
-    }
+    // Sizes below a row are their own class: no branch, which would be one that nobody can predict.
+    let exponent = (size | PER_ROW as u32).ilog2() - MANTISSA_BITS;
+    exponent as usize * PER_ROW + (size >> exponent) as usize
 }
 
 /// Which classes are non-empty.
@@ -49,10 +45,9 @@ impl ClassBitmap {
     #[inline(always)]
     pub(crate) fn clear(&mut self, class: usize) {
         let row = class / PER_ROW;
-        self.columns[row] &= !(1 << (class % PER_ROW));
-        if self.columns[row] == 0 {
-            self.rows &= !(1 << row);
-        }
+        let column = &mut self.columns[row];
+        *column &= !(1 << (class % PER_ROW));
+        self.rows &= !(u32::from(*column == 0) << row);
     }
 
     /// The first non-empty class at or above `class`.

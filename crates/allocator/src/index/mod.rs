@@ -10,6 +10,8 @@
 //! * **F1** A block is in the index of its lane exactly while its state is `Free`.
 //! * **F2** A class's bit is set exactly while it is non-empty.
 //!
+//! What takes blocks takes their records as a slice, which stays where it is meanwhile, so that it is looked up once.
+//!
 //! Everything costs O(log n) in the number of blocks *of one class*, O(1) in a stack, and no memory beyond the two links in each block's
 //! record.
 
@@ -17,7 +19,7 @@ mod classes;
 mod stack;
 mod tree;
 
-use crate::arena::{BlockId, Blocks, NONE};
+use crate::arena::{Block, BlockId, NONE};
 use crate::units::Units;
 use classes::{ClassBitmap, OF_ONE_SIZE, class_of};
 
@@ -37,8 +39,8 @@ pub(crate) struct Key {
 
 impl Key {
     #[inline]
-    pub(crate) fn of(blocks: &Blocks, ties: &impl TieBreak, id: BlockId) -> Self {
-        let b = &blocks[id];
+    pub(crate) fn of(blocks: &[Block], ties: &impl TieBreak, id: BlockId) -> Self {
+        let b = &blocks[id as usize];
         Self { size: b.size, tie: ties.tie(b.segment), offset: b.offset }
     }
 }
@@ -76,8 +78,8 @@ impl FreeIndex {
 
     /// Adds a block that is in no index. O(log n) in its class.
     #[inline(always)]
-    pub(crate) fn insert(&mut self, blocks: &mut Blocks, ties: &impl TieBreak, id: BlockId) {
-        let class = class_of(blocks[id].size);
+    pub(crate) fn insert(&mut self, blocks: &mut [Block], ties: &impl TieBreak, id: BlockId) {
+        let class = class_of(blocks[id as usize].size);
         if class >= self.roots.len() {
             self.make_roots(class);
         }
@@ -99,8 +101,8 @@ impl FreeIndex {
 
     /// Takes a block out that is in this index. O(log n) in its class.
     #[inline(always)]
-    pub(crate) fn remove(&mut self, blocks: &mut Blocks, ties: &impl TieBreak, id: BlockId) {
-        let class = class_of(blocks[id].size);
+    pub(crate) fn remove(&mut self, blocks: &mut [Block], ties: &impl TieBreak, id: BlockId) {
+        let class = class_of(blocks[id as usize].size);
         let root = self.roots[class];
         let parent = if class < self.stacks || root == id { NONE } else { tree::parent(blocks, ties, root, id) };
         self.remove_found(blocks, Found { id, parent, class: class as u32 });
@@ -108,7 +110,7 @@ impl FreeIndex {
 
     /// Takes a block out that [`best_fit`](Self::best_fit) has found, if the index has not changed since.
     #[inline(always)]
-    pub(crate) fn remove_found(&mut self, blocks: &mut Blocks, Found { id, parent, class }: Found) {
+    pub(crate) fn remove_found(&mut self, blocks: &mut [Block], Found { id, parent, class }: Found) {
         let class = class as usize;
         let root = &mut self.roots[class];
         *root = if class < self.stacks {
@@ -123,7 +125,7 @@ impl FreeIndex {
 
     /// The first block in order whose size is at least `size`. O(log n) in one class.
     #[inline(always)]
-    pub(crate) fn best_fit(&self, blocks: &Blocks, size: Units) -> Option<Found> {
+    pub(crate) fn best_fit(&self, blocks: &[Block], size: Units) -> Option<Found> {
         let own = class_of(size);
         let mut class = self.bitmap.next(own)?;
         // In the size's own class some may be smaller.
@@ -145,14 +147,14 @@ impl FreeIndex {
     }
 
     /// The largest block. O(log n) in one class, and a scan of the classes.
-    pub(crate) fn largest(&self, blocks: &Blocks) -> Option<BlockId> {
+    pub(crate) fn largest(&self, blocks: &[Block]) -> Option<BlockId> {
         let class = (0..self.roots.len()).rev().find(|c| self.roots[*c] != NONE)?;
         // In a stack all are of one size.
         if class < self.stacks { Some(self.roots[class]) } else { tree::last(blocks, self.roots[class]) }
     }
 
     /// All blocks in order. O(n).
-    pub(crate) fn in_order(&self, blocks: &Blocks) -> Vec<BlockId> {
+    pub(crate) fn in_order(&self, blocks: &[Block]) -> Vec<BlockId> {
         let (mut out, mut class) = (Vec::new(), 0);
         while let Some(found) = self.bitmap.next(class) {
             if found < self.stacks {
@@ -169,7 +171,7 @@ impl FreeIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::{Block, BlockState};
+    use crate::arena::{BlockState, Blocks};
     use std::collections::BTreeSet;
 
     struct Ties;

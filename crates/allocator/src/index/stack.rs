@@ -2,39 +2,40 @@
 //!
 //! `left` leads towards the top, `right` away from it. The functions return what the class's root, the top, is afterwards.
 
-use crate::arena::{BlockId, Blocks, NONE};
+use crate::arena::{Block, BlockId, NONE};
 
 /// Puts a block on top.
 #[inline(always)]
-pub(super) fn push(blocks: &mut Blocks, top: BlockId, id: BlockId) -> BlockId {
-    let block = &mut blocks[id];
+pub(super) fn push(blocks: &mut [Block], top: BlockId, id: BlockId) -> BlockId {
+    let block = &mut blocks[id as usize];
     (block.left, block.right) = (NONE, top);
-    if top != NONE {
-        blocks[top].left = id;
+    // There is no such record if there is no top.
+    if let Some(below) = blocks.get_mut(top as usize) {
+        below.left = id;
     }
     id
 }
 
 /// Takes a block out, wherever it lies.
 #[inline(always)]
-pub(super) fn remove(blocks: &mut Blocks, top: BlockId, id: BlockId) -> BlockId {
-    let block = &blocks[id];
+pub(super) fn remove(blocks: &mut [Block], top: BlockId, id: BlockId) -> BlockId {
+    let block = &blocks[id as usize];
     let (above, below) = (block.left, block.right);
-    if below != NONE {
-        blocks[below].left = above;
+    if let Some(below) = blocks.get_mut(below as usize) {
+        below.left = above;
     }
-    if above == NONE {
-        return below;
+    match blocks.get_mut(above as usize) {
+        Some(above) => above.right = below,
+        None => return below,
     }
-    blocks[above].right = below;
     top
 }
 
 /// Appends all blocks from the top on.
-pub(super) fn in_order(blocks: &Blocks, top: BlockId, out: &mut Vec<BlockId>) {
+pub(super) fn in_order(blocks: &[Block], top: BlockId, out: &mut Vec<BlockId>) {
     let mut at = top;
     while at != NONE {
         out.push(at);
-        at = blocks[at].right;
+        at = blocks[at as usize].right;
     }
 }

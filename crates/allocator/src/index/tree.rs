@@ -4,7 +4,7 @@
 //! tree for the same sequence in every run. Expected depth is 1.4 log2 n. The functions take and return roots.
 
 use super::TieBreak;
-use crate::arena::{BlockId, Blocks, NONE};
+use crate::arena::{Block, BlockId, NONE};
 use crate::units::Units;
 
 /// Fibonacci hashing: ids are small consecutive numbers, priorities must look random.
@@ -16,8 +16,8 @@ const fn priority(id: BlockId) -> u32 {
 /// Whether the block `new` is before node `at`. The tie is looked up only where it matters: most nodes differ in size, or lie in the same
 /// segment.
 #[inline]
-fn is_before(blocks: &Blocks, ties: &impl TieBreak, new: &Place, at: BlockId) -> bool {
-    let node = &blocks[at];
+fn is_before(blocks: &[Block], ties: &impl TieBreak, new: &Place, at: BlockId) -> bool {
+    let node = &blocks[at as usize];
     if node.size != new.size {
         return new.size < node.size;
     }
@@ -35,15 +35,15 @@ struct Place {
 }
 
 impl Place {
-    fn of(blocks: &Blocks, id: BlockId) -> Self {
-        let block = &blocks[id];
+    fn of(blocks: &[Block], id: BlockId) -> Self {
+        let block = &blocks[id as usize];
         Self { size: block.size, segment: block.segment, offset: block.offset }
     }
 }
 
 /// Adds `id`; returns the new root.
 #[inline(never)]
-pub(super) fn insert(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, id: BlockId) -> u32 {
+pub(super) fn insert(blocks: &mut [Block], ties: &impl TieBreak, root: u32, id: BlockId) -> u32 {
     let (new, rank) = (Place::of(blocks, id), priority(id));
     // Descend past every node that outranks the new one.
     let (mut root, mut parent, mut went_left) = (root, NONE, false);
@@ -51,24 +51,24 @@ pub(super) fn insert(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, id: B
     while at != NONE && priority(at) >= rank {
         parent = at;
         went_left = is_before(blocks, ties, &new, at);
-        at = if went_left { blocks[at].left } else { blocks[at].right };
+        at = if went_left { blocks[at as usize].left } else { blocks[at as usize].right };
     }
     // What hangs there is split into the new node's two subtrees.
     let (left, right) = split(blocks, ties, at, &new);
-    blocks[id].left = left;
-    blocks[id].right = right;
+    blocks[id as usize].left = left;
+    blocks[id as usize].right = right;
     if parent == NONE {
         root = id;
     } else if went_left {
-        blocks[parent].left = id;
+        blocks[parent as usize].left = id;
     } else {
-        blocks[parent].right = id;
+        blocks[parent as usize].right = id;
     }
     root
 }
 
 /// Splits a tree into the nodes before `new` and those after it.
-fn split(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, new: &Place) -> (u32, u32) {
+fn split(blocks: &mut [Block], ties: &impl TieBreak, root: u32, new: &Place) -> (u32, u32) {
     // The ends of the two chains under construction: the right link of `last_before`, the left link of `last_after`.
     let (mut before, mut after) = (NONE, NONE);
     let (mut last_before, mut last_after) = (NONE, NONE);
@@ -78,46 +78,46 @@ fn split(blocks: &mut Blocks, ties: &impl TieBreak, root: u32, new: &Place) -> (
             if last_before == NONE {
                 before = at;
             } else {
-                blocks[last_before].right = at;
+                blocks[last_before as usize].right = at;
             }
             last_before = at;
-            at = blocks[at].right;
+            at = blocks[at as usize].right;
         } else {
             if last_after == NONE {
                 after = at;
             } else {
-                blocks[last_after].left = at;
+                blocks[last_after as usize].left = at;
             }
             last_after = at;
-            at = blocks[at].left;
+            at = blocks[at as usize].left;
         }
     }
     if last_before != NONE {
-        blocks[last_before].right = NONE;
+        blocks[last_before as usize].right = NONE;
     }
     if last_after != NONE {
-        blocks[last_after].left = NONE;
+        blocks[last_after as usize].left = NONE;
     }
     (before, after)
 }
 
 /// The node that `id` hangs from, which is in the tree; [`NONE`] for the root.
 #[inline(never)]
-pub(super) fn parent(blocks: &Blocks, ties: &impl TieBreak, root: u32, id: BlockId) -> BlockId {
+pub(super) fn parent(blocks: &[Block], ties: &impl TieBreak, root: u32, id: BlockId) -> BlockId {
     let place = Place::of(blocks, id);
     let (mut at, mut parent) = (root, NONE);
     while at != id {
         debug_assert_ne!(at, NONE, "block {id} is not in the tree it should be in");
         parent = at;
-        at = if is_before(blocks, ties, &place, at) { blocks[at].left } else { blocks[at].right };
+        at = if is_before(blocks, ties, &place, at) { blocks[at as usize].left } else { blocks[at as usize].right };
     }
     parent
 }
 
 /// Takes `id` out, which hangs from `parent`; returns the new root.
 #[inline(always)]
-pub(super) fn remove(blocks: &mut Blocks, root: u32, id: BlockId, parent: BlockId) -> u32 {
-    let block = &blocks[id];
+pub(super) fn remove(blocks: &mut [Block], root: u32, id: BlockId, parent: BlockId) -> u32 {
+    let block = &blocks[id as usize];
     let rest = match (block.left, block.right) {
         (rest, NONE) | (NONE, rest) => rest,
         (left, right) => merge(blocks, left, right),
@@ -125,7 +125,7 @@ pub(super) fn remove(blocks: &mut Blocks, root: u32, id: BlockId, parent: BlockI
     if parent == NONE {
         return rest;
     }
-    let parent = &mut blocks[parent];
+    let parent = &mut blocks[parent as usize];
     if parent.left == id {
         parent.left = rest;
     } else {
@@ -136,7 +136,7 @@ pub(super) fn remove(blocks: &mut Blocks, root: u32, id: BlockId, parent: BlockI
 
 /// Joins two trees, all of the first before all of the second.
 #[inline(never)]
-fn merge(blocks: &mut Blocks, mut a: u32, mut b: u32) -> u32 {
+fn merge(blocks: &mut [Block], mut a: u32, mut b: u32) -> u32 {
     let (mut root, mut parent, mut went_left) = (NONE, NONE, false);
     loop {
         let (top, take_a) = match (a, b) {
@@ -149,9 +149,9 @@ fn merge(blocks: &mut Blocks, mut a: u32, mut b: u32) -> u32 {
         if parent == NONE {
             root = top;
         } else if went_left {
-            blocks[parent].left = top;
+            blocks[parent as usize].left = top;
         } else {
-            blocks[parent].right = top;
+            blocks[parent as usize].right = top;
         }
         if (take_a && b == NONE) || (!take_a && a == NONE) {
             return root;
@@ -159,17 +159,17 @@ fn merge(blocks: &mut Blocks, mut a: u32, mut b: u32) -> u32 {
         parent = top;
         if take_a {
             went_left = false;
-            a = blocks[top].right;
+            a = blocks[top as usize].right;
         } else {
             went_left = true;
-            b = blocks[top].left;
+            b = blocks[top as usize].left;
         }
     }
     if parent != NONE {
         if went_left {
-            blocks[parent].left = NONE;
+            blocks[parent as usize].left = NONE;
         } else {
-            blocks[parent].right = NONE;
+            blocks[parent as usize].right = NONE;
         }
     }
     root
@@ -177,10 +177,10 @@ fn merge(blocks: &mut Blocks, mut a: u32, mut b: u32) -> u32 {
 
 /// The first node of at least that size, and the one that it hangs from.
 #[inline(always)]
-pub(super) fn lower_bound(blocks: &Blocks, root: u32, size: Units) -> Option<(BlockId, BlockId)> {
+pub(super) fn lower_bound(blocks: &[Block], root: u32, size: Units) -> Option<(BlockId, BlockId)> {
     let (mut at, mut parent, mut best) = (root, NONE, None);
     while at != NONE {
-        let node = &blocks[at];
+        let node = &blocks[at as usize];
         let above = std::mem::replace(&mut parent, at);
         if node.size >= size {
             best = Some((at, above));
@@ -194,10 +194,10 @@ pub(super) fn lower_bound(blocks: &Blocks, root: u32, size: Units) -> Option<(Bl
 
 /// The first node of a tree that is not empty, and the one that it hangs from.
 #[inline(always)]
-pub(super) fn first(blocks: &Blocks, root: u32) -> (BlockId, BlockId) {
+pub(super) fn first(blocks: &[Block], root: u32) -> (BlockId, BlockId) {
     let (mut at, mut parent) = (root, NONE);
     loop {
-        match blocks[at].left {
+        match blocks[at as usize].left {
             NONE => return (at, parent),
             left => (at, parent) = (left, at),
         }
@@ -205,28 +205,28 @@ pub(super) fn first(blocks: &Blocks, root: u32) -> (BlockId, BlockId) {
 }
 
 /// The last node.
-pub(super) fn last(blocks: &Blocks, root: u32) -> Option<BlockId> {
+pub(super) fn last(blocks: &[Block], root: u32) -> Option<BlockId> {
     let mut at = root;
     if at == NONE {
         return None;
     }
-    while blocks[at].right != NONE {
-        at = blocks[at].right;
+    while blocks[at as usize].right != NONE {
+        at = blocks[at as usize].right;
     }
     Some(at)
 }
 
 /// Appends all nodes in order.
-pub(super) fn in_order(blocks: &Blocks, root: u32, out: &mut Vec<BlockId>) {
+pub(super) fn in_order(blocks: &[Block], root: u32, out: &mut Vec<BlockId>) {
     let (mut at, mut above) = (root, Vec::new());
     while at != NONE || !above.is_empty() {
         while at != NONE {
             above.push(at);
-            at = blocks[at].left;
+            at = blocks[at as usize].left;
         }
         if let Some(top) = above.pop() {
             out.push(top);
-            at = blocks[top].right;
+            at = blocks[top as usize].right;
         }
     }
 }
