@@ -6,6 +6,7 @@ use crate::config::LimitSource;
 use crate::counters::{Stat, StatArray};
 use crate::idle::Residency;
 use crate::ids::{Part, PoolId};
+use crate::pages::Allowance;
 use crate::policy::SHORT_ABOVE;
 use crate::sync::{Guard, Mutex, Rank};
 use crate::units::to_units;
@@ -112,6 +113,8 @@ pub(crate) struct TotalsState {
     /// Reserved bytes of each private pool; kept at zero after the pool is gone.
     pub(crate) pools: BTreeMap<PoolId, StatArray>,
     pub(crate) pages: PageStats,
+    /// What moving pages may still take.
+    pub(crate) moves: Allowance,
     pub(crate) idle: IdleStats,
     /// Bytes promised to growth under way: no lock is held while the driver is asked.
     growing: u64,

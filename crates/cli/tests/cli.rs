@@ -107,7 +107,7 @@ fn replay_without_a_trace_runs_the_bundled_one() {
     let output = gpupool(&["replay"]);
     assert_eq!(status(&output), 0);
     let text = stdout(&output);
-    for words in ["gpt2_train", "segments", "15.87 GiB", "77.8 %"] {
+    for words in ["gpt2_train", "pages", "15.87 GiB", "77.8 %"] {
         assert!(text.contains(words), "{text}");
     }
     assert!(output.stderr.is_empty(), "no progress where nobody looks");
@@ -152,7 +152,7 @@ fn a_forecast_that_does_not_fit_explains_itself() {
     let told = json(&output);
     assert_eq!(
         (&told["file"], &told["policy"], &told["completed"]),
-        (&trace.clone().into(), &"segments".into(), &false.into())
+        (&trace.clone().into(), &"pages".into(), &false.into())
     );
     assert_eq!((&told["capacity"], &told["stopped"]["requested"]), (&(8_u64 << 30).into(), &1_350_908_160_u64.into()));
     let line = told["stopped"]["line"].as_u64().unwrap();
@@ -198,8 +198,8 @@ fn what_a_policy_refuses_names_the_file_and_the_line() {
     // Two captures that draw from one pool at a time, which the policy does not do, and a conf that it does not know.
     let header = HEADER.replace("\"allocs\": 2", "\"allocs\": 1").replace("\"t\"", "\"another name\"");
     let file = write_gzip("two_captures.trace.gz", &format!("{header}\nB 1 1 1\nB 2 1 2\nE 1\nE 2\n"));
-    refused(&["replay", &file], &format!("{file}: line 3, under segments: "));
-    refused(&["forecast", &file], &format!("{file}: line 3, under segments: "));
+    refused(&["replay", &file], &format!("{file}: line 3, under pages: "));
+    refused(&["forecast", &file], &format!("{file}: line 3, under pages: "));
     let conf = header.replace("\"conf\": \"\"", "\"conf\": \"sideways:True\"");
     let file = write_gzip("conf.trace.gz", &format!("{conf}\n"));
     refused(&["replay", &file, "--policy", "torch-2.11"], &format!("{file}: the recorded PYTORCH_CUDA_ALLOC_CONF"));
@@ -498,7 +498,7 @@ fn arguments_that_make_no_sense_are_status_2() {
     refused(&["replay", "--device", "tpu"], "a device is sim or cuda[:N]");
     refused(&["replay", "--policy", "pages", "--preset", "tight"], "unknown preset `tight`");
     refused(&["replay", "--policy", "best"], "best");
-    refused(&["replay", "--preset", "memory"], "--preset belongs to the policy `pages`");
+    refused(&["replay", "--policy", "segments", "--preset", "memory"], "--preset belongs to the policy `pages`");
     refused(&["replay", "--policy", "all", "--snapshot", "x"], "take one trace and one policy");
     refused(&["replay", "--capacity", "0"], "0 bytes");
     refused(&["replay", "--capacity", "9999999999999999"], "absurd");

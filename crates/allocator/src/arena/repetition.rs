@@ -138,9 +138,7 @@ impl Repetition {
     pub(crate) fn may_hold(&self) -> u64 {
         let Some(peak) = self.of_peak.or(self.held) else { return 0 };
         let settled = self.of_peak.is_none() || self.over > 0 && self.spent > self.first / ENOUGH;
-        let room = if settled { MOST_ROOM } else { self.room };
-        let peak = peak.max(0) as u64;
-        peak.saturating_add((peak / 16).saturating_mul(room))
+        with_room(peak, if settled { MOST_ROOM } else { self.room })
     }
 
     /// Looks how far below its peak the workload is. Where blocks are merged, which is often enough.
@@ -167,9 +165,7 @@ impl Repetition {
 
     /// Whether a request for `more` bytes is part of a repetition. One that wants more than there was ends it.
     pub(crate) fn covers(&mut self, more: u64, counters: &ArenaCounters) -> bool {
-        // What is pending differs from turn to turn, as anybody looks.
-        let used = if self.of_pages { counters.live_bytes() } else { counters.active_bytes() };
-        let wanted = used.saturating_add_unsigned(more);
+        let wanted = counters.active_bytes().saturating_add_unsigned(more);
         let within = |peak: &i64| wanted <= peak + peak / MARGIN;
         self.of_peak = self.of_peak.filter(within);
         self.held = self.is_level(counters).then_some(self.level.peak).filter(within);
@@ -184,4 +180,10 @@ impl Repetition {
         let least = (peak.max(0) as u64 / PART_OF_PEAK).next_multiple_of(SEGMENT_STEP);
         bytes.next_multiple_of(step).max(least)
     }
+}
+
+/// A peak, and sixteenths of it in addition.
+pub(crate) fn with_room(peak: i64, room: u64) -> u64 {
+    let peak = peak.max(0) as u64;
+    peak.saturating_add((peak / 16).saturating_mul(room))
 }

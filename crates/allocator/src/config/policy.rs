@@ -9,11 +9,11 @@ use super::{ConfigError, excerpt};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Policy {
-    /// Segments from the driver, split and merged: this project's own rules, one driver allocation a segment. The default.
-    #[default]
+    /// Segments from the driver, split and merged: this project's own rules, one driver allocation a segment.
     Segments,
-    /// Virtual ranges over physical handles: free memory is mapped where it is needed. Where a device has no virtual memory this is
-    /// [`Segments`](Self::Segments).
+    /// Virtual ranges over physical handles: free memory is mapped where it is needed. The default. Where a device has no virtual memory
+    /// this is [`Segments`](Self::Segments).
+    #[default]
     Pages,
     /// The driver's own stream-ordered pool behind the same handles: every block is taken from it and given back to it. In a capture blocks
     /// are memory nodes of the graph.
@@ -122,7 +122,7 @@ mod tests {
         for policy in Policy::ALL {
             assert_eq!(policy.to_string().parse::<Policy>().unwrap(), *policy);
         }
-        assert_eq!(Policy::default(), Policy::Segments);
+        assert_eq!(Policy::default(), Policy::Pages);
         assert_eq!(format!("{:>12}|", Policy::Torch211), "  torch-2.11|");
     }
 

@@ -67,9 +67,10 @@ impl<D: Device> Inner<D> {
             self.decay()?;
         }
         let rules = self.rules_for(&rules, request.size);
+        let overdrawn = self.overdrawn(&rules);
         let repeats = request.pool.is_none()
             && haste == Haste::Usual
-            && request.arena.lock().grows_in_repetition(&rules, request.size, &request.arena.counters);
+            && request.arena.lock().grows_first(&rules, overdrawn, request.size, &request.arena.counters);
         let grows_first = haste == Haste::Usual && (rules.worth == 0 || repeats);
         let Some(mut assembly) = self.begin_assembly(request, &rules, grows_first, repeats)? else {
             return Ok(Outcome::Nothing);
@@ -96,7 +97,15 @@ impl<D: Device> Inner<D> {
         let totals = self.shared.totals.lock();
         let most = totals.limit.map_or(total, |l| l.bytes.min(total));
         let after = totals.held().saturating_add(bytes);
-        if after > most / 100 * SHORT_ABOVE { rules.if_short() } else { *rules }
+        let rules = rules.for_request(bytes);
+        if after > most / 100 * SHORT_ABOVE { rules.if_short() } else { rules }
+    }
+
+    /// `None` while moves may go on; where they have taken more than their share of the time and memory is not short, the room that growth has
+    /// in their place, in sixteenths of the peak. Takes the totals' lock.
+    pub(super) fn overdrawn(&self, rules: &PageRules) -> Option<u64> {
+        let now = self.shared.driver.device().now();
+        self.shared.totals.lock().moves.room(now, rules.share).filter(|_| rules.worth < u64::MAX)
     }
 
     /// Finds a place and holds what is beside it. `None` if no addresses are to be had.
@@ -329,7 +338,9 @@ impl<D: Device> Inner<D> {
         }
         let spent = driver.device().now().saturating_sub(start);
         if moves {
-            self.shared.totals.lock().pages.remap_ns += spent;
+            let mut totals = self.shared.totals.lock();
+            totals.pages.remap_ns += spent;
+            totals.moves.spend(spent);
         }
         let Some(error) = failed else { return Ok(()) };
         if bytes > 0

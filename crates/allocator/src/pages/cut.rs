@@ -58,12 +58,13 @@ impl<D: Device> Inner<D> {
         };
         let rules = self.rules_for(&rules, 0);
         let counters = &request.arena.counters;
+        let overdrawn = self.overdrawn(&rules);
         let (found, core, spends) = {
             let mut state = request.arena.lock();
             if !state.lanes[request.lane as usize].in_use {
                 return Ok(Outcome::Nothing);
             }
-            let spends = rules.worth > 0 && !state.grows_in_repetition(&rules, request.size, counters);
+            let spends = rules.worth > 0 && !state.grows_first(&rules, overdrawn, request.size, counters);
             let core = Arc::clone(&state.lanes[request.lane as usize].core);
             (state.pinning(request.lane, size, rules.page), core, spends)
         };
@@ -186,6 +187,7 @@ impl<D: Device> Inner<D> {
         }
         totals.pages.splits += u64::from(lost.is_none() && released);
         totals.pages.split_ns += spent;
+        totals.moves.spend(spent);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 //! A *held* block is in no index and counts as nothing: nobody is served from it while the driver is called, or while its old mapping
 //! leaves. The last page of a segment is never mapped, so every block of it has a neighbour.
 
-use crate::arena::{ArenaState, Backing, Block, BlockId, BlockState, Memory, NONE, Segment, Was};
+use crate::arena::{ArenaState, Backing, Block, BlockId, BlockState, Memory, NONE, Segment, Was, with_room};
 use crate::counters::ArenaCounters;
 use crate::history::Action;
 use crate::pages::PageRules;
@@ -28,10 +28,23 @@ impl ArenaState {
         self.segments.iter().filter_map(|(_, s)| s.pages.as_ref()).map(|t| t.mapped_bytes()).sum()
     }
 
-    /// Whether a request is part of a repetition in which growth still takes the place of moves and cuts.
-    pub(crate) fn grows_in_repetition(&mut self, rules: &PageRules, size: u64, counters: &ArenaCounters) -> bool {
-        self.repetition.covers(size, counters)
-            && (rules.worth == 0 || self.mapped_bytes().saturating_add(size) <= self.repetition.may_hold())
+    /// Whether growth takes the place of moves and cuts for a request: in a repetition, or where moves have used their time up; as long as
+    /// what is held leaves it room. `overdrawn` is that room, in sixteenths of the peak ([`Allowance`](crate::pages::Allowance)).
+    pub(crate) fn grows_first(
+        &mut self,
+        rules: &PageRules,
+        overdrawn: Option<u64>,
+        size: u64,
+        counters: &ArenaCounters,
+    ) -> bool {
+        let repeats = self.repetition.covers(size, counters);
+        if rules.worth == 0 {
+            return repeats;
+        }
+        let in_repetition = if repeats { self.repetition.may_hold() } else { 0 };
+        let peak = counters.active_peak_bytes().max(counters.active_bytes().saturating_add_unsigned(size));
+        let may_hold = in_repetition.max(overdrawn.map_or(0, |room| with_room(peak, room)));
+        self.mapped_bytes().saturating_add(size) <= may_hold
     }
 
     pub(crate) fn pages_of(&mut self, id: BlockId) -> Option<&mut PageTable> {

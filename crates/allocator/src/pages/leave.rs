@@ -46,6 +46,8 @@ impl<D: Device> Arena<D> {
         if awaited.is_empty() {
             return Ok(());
         }
+        let device = self.shared.driver.device();
+        let begun = device.now();
         let done: Vec<Leaving> = self.lock().leaving.extract_if(.., |l| l.core.has_passed(l.since)).collect();
         for entry in done {
             match self.shared.driver.unmap(entry.address, entry.bytes) {
@@ -63,6 +65,7 @@ impl<D: Device> Arena<D> {
                 }
             }
         }
+        self.shared.totals.lock().moves.spend(device.now().saturating_sub(begun));
         // Nobody is worse off: the range is not used again before it is unmapped.
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! finds what, [`assemble`] does that, [`cut`] makes
 //! smaller handles of a free one, [`leave`] unmaps what has moved, [`give_back`] returns free pages to the driver.
 
+mod allowance;
 mod assemble;
 mod cost;
 mod cut;
@@ -15,6 +16,7 @@ mod plan;
 mod sources;
 mod table;
 
+pub(crate) use allowance::Allowance;
 pub(crate) use assemble::Haste;
 pub(crate) use leave::Leaving;
 pub(crate) use plan::PageRules;

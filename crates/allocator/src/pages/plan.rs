@@ -2,19 +2,23 @@
 
 use super::cost;
 use crate::arena::{ArenaState, BlockId, BlockState, LaneKind, NONE};
-use crate::units::{Units, to_bytes};
+use crate::units::{UNIT, Units, to_bytes, to_units};
 
 /// What a preset decides (see `docs/pages.md`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PageRules {
     /// The granularity.
     pub(crate) page: Units,
-    /// New handles are at most this large.
+    /// New handles are at most this large, ...
     pub(crate) largest: Units,
+    /// ... but those of a large request, which are as many at most: each costs the same to move.
+    pub(crate) handles: u64,
     /// ... and at most this large where memory is short.
     pub(crate) largest_if_short: Units,
     /// Nanoseconds that a page kept from the driver is worth.
     pub(crate) worth: u64,
+    /// Moves and cuts may take one part in so many of the time.
+    pub(crate) share: u64,
     /// Growth takes what a segment would, so that small requests do not each ask the driver.
     pub(crate) in_segments: bool,
 }
@@ -27,6 +31,12 @@ impl PageRules {
     /// The rules where memory is short: there it is worth anything.
     pub(crate) fn if_short(self) -> Self {
         Self { largest: self.largest_if_short, worth: u64::MAX, in_segments: false, ..self }
+    }
+
+    /// The rules for a request of so many bytes.
+    pub(crate) fn for_request(self, bytes: u64) -> Self {
+        let share = to_units(self.round_up((bytes / UNIT).div_ceil(self.handles)) * UNIT);
+        Self { largest: self.largest.max(share.unwrap_or(0)), ..self }
     }
 
     /// What a handle pinned where a block will end is worth, in nanoseconds: what the block would pin beyond its own pages.

@@ -20,10 +20,10 @@ const PAGES_TRADED: u64 = 2;
 /// A fit that would pin a large handle comes first: it is a hit that costs a driver call. Then what costs nothing, what moving and growing
 /// costs, and last what waits for the GPU.
 const LADDER: &[Rung] = &[
+    Rung { step: Step::CompletedEvents, then: Then::SearchAgain },
     Rung { step: Step::Cut, then: Then::SearchAgain },
     Rung { step: Step::EmptyBins, then: Then::SearchAgain },
     Rung { step: Step::CaptureOrder, then: Then::SearchAgain },
-    Rung { step: Step::CompletedEvents, then: Then::SearchAgain },
     Rung { step: Step::WaitOnStream, then: Then::SearchAgain },
     Rung { step: Step::Reclaimers, then: Then::SearchAgain },
     Rung { step: Step::GarbageCollection, then: Then::SearchAgain },
@@ -61,16 +61,31 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
     Rules { arena, pages: Some(pages), small_limit: SMALL_LIMIT, enough_traded: PAGES_TRADED, ladder: LADDER, ..rules }
 }
 
-/// The presets: the largest handle, what a page kept from the driver is worth in nanoseconds, and whether growth takes what a segment would.
+/// The presets.
 fn preset(preset: Preset, page: Units) -> PageRules {
     const MIB: Units = 2048;
     // Many enough to move, few enough to make: a request of 20 MiB takes one.
     let middling = page.max(24 * MIB);
-    let (largest, worth, in_segments) = match preset {
-        // Of one page each they would be a tenth of a percent tighter at twice the price.
-        Preset::Memory => (2 * page, 1_000_000, false),
-        Preset::Balanced => (middling, 400_000, false),
-        Preset::Latency => (Units::MAX, 0, true),
+    let rules = PageRules {
+        page,
+        largest: middling,
+        handles: 16,
+        largest_if_short: middling,
+        worth: 400_000,
+        share: 32,
+        in_segments: false,
     };
-    PageRules { page, largest, largest_if_short: largest.min(middling), worth, in_segments }
+    match preset {
+        // Of one page each they would be a tenth of a percent tighter at twice the price.
+        Preset::Memory => PageRules {
+            largest: 2 * page,
+            handles: u64::MAX,
+            largest_if_short: middling.min(2 * page),
+            worth: 1_000_000,
+            share: 1,
+            ..rules
+        },
+        Preset::Balanced => rules,
+        Preset::Latency => PageRules { largest: Units::MAX, worth: 0, in_segments: true, ..rules },
+    }
 }

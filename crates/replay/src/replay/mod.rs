@@ -76,6 +76,9 @@ pub trait ReplayDevice: GraphDevice {
     /// One more event of the workload is over.
     fn advance(&self) {}
 
+    /// The program needs so many nanoseconds to its next event. Where time is virtual; real time passes by itself.
+    fn pass_time(&self, _nanoseconds: u64) {}
+
     /// Nanoseconds on a clock that moves in driver calls; where the device can tell, not while they wait for work.
     fn driver_ns(&self) -> u64 {
         self.now()
@@ -98,6 +101,10 @@ impl ReplayDevice for SimDevice {
 
     fn advance(&self) {
         self.advance_tick();
+    }
+
+    fn pass_time(&self, nanoseconds: u64) {
+        Self::pass_time(self, nanoseconds);
     }
 
     fn driver_ns(&self) -> u64 {

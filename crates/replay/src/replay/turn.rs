@@ -114,8 +114,11 @@ pub(super) fn turn<D: ReplayDevice, B: Backend, O: Observer<B>>(
             Event::End { graph } => backend.end(graph).map_err(early)?,
         }
         observer.after(backend, index, *event);
-        if plan.ticking && event.counts() {
-            device.advance();
+        if event.counts() {
+            device.pass_time(plan.pace);
+            if plan.ticking {
+                device.advance();
+            }
         }
     }
     Ok(())
