@@ -572,6 +572,11 @@ impl ArenaCounters {
         self.allocation.current() != 0
     }
 
+    /// Bytes of live blocks.
+    pub(crate) fn live_bytes(&self) -> i64 {
+        self.allocated_bytes.current()
+    }
+
     /// Bytes of live and pending blocks.
     pub(crate) fn active_bytes(&self) -> i64 {
         self.active_bytes.current(&self.allocated_bytes)

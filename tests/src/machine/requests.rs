@@ -114,8 +114,8 @@ impl Machine {
     /// A hit takes a block of exactly its size from a bin, else the smallest that is large enough.
     pub(super) fn best_fit(&self, before: &State, block: &Block, free: &Prediction) -> Result<(), String> {
         let pending = before.stats.active.all.current != before.stats.allocation.all.current;
-        if pending && (self.bit_exact() || self.pages()) {
-            // PyTorch looks for completed events first, and so does who would pin a large handle: there may be more than there was.
+        if pending && self.bit_exact() {
+            // PyTorch looks for completed events first, so there may be more than there was.
             return Ok(());
         }
         let at = block.address();

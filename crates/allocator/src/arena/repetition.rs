@@ -165,7 +165,9 @@ impl Repetition {
 
     /// Whether a request for `more` bytes is part of a repetition. One that wants more than there was ends it.
     pub(crate) fn covers(&mut self, more: u64, counters: &ArenaCounters) -> bool {
-        let wanted = counters.active_bytes().saturating_add_unsigned(more);
+        // What is pending differs from turn to turn, as anybody looks.
+        let used = if self.of_pages { counters.live_bytes() } else { counters.active_bytes() };
+        let wanted = used.saturating_add_unsigned(more);
         let within = |peak: &i64| wanted <= peak + peak / MARGIN;
         self.of_peak = self.of_peak.filter(within);
         self.held = self.is_level(counters).then_some(self.level.peak).filter(within);

@@ -20,10 +20,10 @@ const PAGES_TRADED: u64 = 2;
 /// A fit that would pin a large handle comes first: it is a hit that costs a driver call. Then what costs nothing, what moving and growing
 /// costs, and last what waits for the GPU.
 const LADDER: &[Rung] = &[
-    Rung { step: Step::CompletedEvents, then: Then::SearchAgain },
     Rung { step: Step::Cut, then: Then::SearchAgain },
     Rung { step: Step::EmptyBins, then: Then::SearchAgain },
     Rung { step: Step::CaptureOrder, then: Then::SearchAgain },
+    Rung { step: Step::CompletedEvents, then: Then::SearchAgain },
     Rung { step: Step::WaitOnStream, then: Then::SearchAgain },
     Rung { step: Step::Reclaimers, then: Then::SearchAgain },
     Rung { step: Step::GarbageCollection, then: Then::SearchAgain },
