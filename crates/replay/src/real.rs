@@ -11,7 +11,7 @@
 //!
 //! With no work held back, and in stress, everything goes straight to the device.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use gpupool_device::{
@@ -43,12 +43,20 @@ pub struct Real<D> {
     /// Whether anything was ever held back.
     holding: AtomicBool,
     paper: Mutex<Paper>,
+    /// Nanoseconds that the program is said to have taken between its events: a replay makes them without a pause.
+    passed: AtomicU64,
 }
 
 impl<D: Workbench> Real<D> {
     /// Takes a device over.
     pub fn new(device: D) -> Self {
-        Self { device, names: RwLock::default(), holding: AtomicBool::new(false), paper: Mutex::default() }
+        Self {
+            device,
+            names: RwLock::default(),
+            holding: AtomicBool::new(false),
+            paper: Mutex::default(),
+            passed: AtomicU64::new(0),
+        }
     }
 
     /// The device itself.
@@ -247,7 +255,7 @@ impl<D: Workbench> Device for Real<D> {
     }
 
     fn now(&self) -> u64 {
-        self.device.now()
+        self.device.now().saturating_add(self.passed.load(Relaxed))
     }
 }
 
@@ -354,6 +362,10 @@ impl<D: Workbench> ReplayDevice for Real<D> {
 
     fn advance(&self) {
         self.paper().now += 1;
+    }
+
+    fn pass_time(&self, nanoseconds: u64) {
+        self.passed.fetch_add(nanoseconds, Relaxed);
     }
 }
 

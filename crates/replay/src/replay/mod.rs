@@ -76,7 +76,7 @@ pub trait ReplayDevice: GraphDevice {
     /// One more event of the workload is over.
     fn advance(&self) {}
 
-    /// The program needs so many nanoseconds to its next event. Where time is virtual; real time passes by itself.
+    /// The program takes so many nanoseconds to its next event: the clock goes on by them, and nobody waits.
     fn pass_time(&self, _nanoseconds: u64) {}
 
     /// Nanoseconds on a clock that moves in driver calls; where the device can tell, not while they wait for work.

@@ -39,6 +39,9 @@ pub struct Options {
     pub completion_lag: u64,
     /// Whether the state at peak reserved is wanted, with the history up to there.
     pub wants_state: bool,
+    /// Nanoseconds from one counted event to the next on the device's clock; `None`: the recorded time spread evenly, or 100 us where
+    /// none is recorded. What goes by the clock, as moves of pages do, follows it.
+    pub pace_ns: Option<u64>,
     /// Whether turns are timed.
     pub timed: bool,
     /// Whether freed blocks are kept in bins, under policies that have any.
@@ -57,6 +60,7 @@ impl Options {
             iterations: 1,
             completion_lag: 0,
             wants_state: false,
+            pace_ns: None,
             timed: true,
             bins: !policy.is_bit_exact(),
         }
@@ -200,7 +204,7 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
             None => config,
         };
         let config = config.with_bins(options.bins);
-        let plan = Plan::new(trace, options.completion_lag);
+        let plan = Plan::new(trace, options.completion_lag, options.pace_ns);
         let meter = Arc::new(Meter::new(device));
         let registry = Arc::new(CaptureRegistry::default());
         let ours = Allocator::with_registry(Arc::clone(&meter), config, registry)
@@ -216,7 +220,7 @@ impl<'a, D: ReplayDevice> Session<'a, D> {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Replayed, ReplayError> {
         let trace = self.trace;
-        let plan = Plan::new(trace, self.options.completion_lag);
+        let plan = Plan::new(trace, self.options.completion_lag, self.options.pace_ns);
         if self.options.wants_state {
             self.ours.allocator.record_history(Some(HistoryOptions::new(HISTORY)));
         }

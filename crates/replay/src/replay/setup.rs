@@ -35,7 +35,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(trace: &Trace, lag: u64) -> Self {
+    pub(super) fn new(trace: &Trace, lag: u64, pace_ns: Option<u64>) -> Self {
         // A lag beyond the whole trace is no different from one of its length, and bounds the work at its end.
         let lag = lag.min(u64::from(trace.counted) + 1);
         let mut stream_of = vec![0; trace.blocks.len()];
@@ -47,9 +47,7 @@ impl Plan {
         // The legacy default stream cannot be captured: a trace that captures its stream 0 means another one.
         let legacy = trace.graphs.iter().all(|graph| graph.stream != 0);
         let (late, private) = spread(&trace.late, trace.counted, lag);
-        let wall =
-            trace.header.rest.get("wall_s").and_then(|seconds| seconds.as_f64()).filter(|s| s.is_finite() && *s > 0.0);
-        let pace = wall.map_or(PACE, |seconds| (seconds * 1e9) as u64 / u64::from(trace.counted.max(1)));
+        let pace = pace_ns.unwrap_or_else(|| recorded_pace(trace));
         Self { legacy, stream_of, ticking: lag > 0 || !late.is_empty(), late, private, lag, pace }
     }
 
@@ -65,6 +63,14 @@ impl Plan {
     pub(super) fn private_handle(index: u32) -> StreamHandle {
         StreamHandle(PRIVATE + u64::from(index))
     }
+}
+
+/// Nanoseconds from one counted event to the next: what the recorded program took, spread evenly. At most a second.
+fn recorded_pace(trace: &Trace) -> u64 {
+    let wall = trace.header.rest.get("wall_s").and_then(serde_json::Value::as_f64);
+    let Some(wall) = wall.filter(|seconds| seconds.is_finite() && *seconds > 0.0) else { return PACE };
+    // A cast from a float stops at the largest number there is.
+    ((wall * 1e9 / f64::from(trace.counted.max(1))) as u64).min(1_000_000_000)
 }
 
 /// Gives each late free a private stream that is idle when it is freed.
