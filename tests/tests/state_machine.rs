@@ -159,7 +159,7 @@ fn the_sequences_do_what_they_are_for() {
     let (mut hits, mut handed, mut ooms) = (0, 0, 0);
     let strategy = sequence();
     let totals = std::sync::Mutex::new((&mut hits, &mut handed, &mut ooms));
-    for_all("the sequences do what they are for", 20, &strategy, |(ops, ending)| {
+    for_all("the sequences do what they are for", 30, &strategy, |(ops, ending)| {
         let mut machine = Machine::new(segments(Backing::Virtual), DEVICE);
         for op in &ops {
             machine.step(op)?;
