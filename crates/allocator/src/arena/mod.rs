@@ -52,7 +52,7 @@ pub(crate) use hot::{Binned, Source, Want, arena_of, told, told_freed, told_hand
 pub(crate) use lane::{Lane, LaneKind, NO_CAPTURE};
 pub(crate) use offers::{IdleSegments, Offers};
 pub(crate) use place::Handed;
-pub(crate) use repetition::{Repetition, with_room};
+pub(crate) use repetition::{FIRST_ROOM, MOST_ROOM, Repetition, with_room};
 pub(crate) use segment::{Backing, Memory, Segment, Segments};
 pub(crate) use uses::{PendingQueue, Use, UsesTable};
 

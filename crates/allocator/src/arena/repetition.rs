@@ -25,11 +25,11 @@ const PART_OF_PEAK: u64 = 32;
 const SEGMENT_STEP: u64 = 2 << 20;
 
 /// What pages may hold beyond the peak before they are moved, in sixteenths of it: in the first repetition, ...
-const FIRST_ROOM: u64 = 2;
+pub(crate) const FIRST_ROOM: u64 = 2;
 /// ... up to where a pass that needed the driver at all gets more, ...
 const SMALL_ROOM: u64 = 4;
 /// ... and at most: what a workload has to spare must not depend on how long it runs.
-const MOST_ROOM: u64 = 8;
+pub(crate) const MOST_ROOM: u64 = 8;
 /// A repetition that takes more of the driver than this part of what the first pass took has more room in the next one.
 const MUCH: u64 = 8;
 /// From the second repetition on one that has taken this part moves nothing more.

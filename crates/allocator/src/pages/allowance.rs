@@ -7,15 +7,14 @@
 //!
 //! It goes by the device's clock, so what is moved on a GPU differs from run to run. On a simulated device time is virtual, and nothing does.
 
+use crate::arena::{FIRST_ROOM, MOST_ROOM};
+
 /// Nanoseconds of unused time that are kept at most, and what there is at the beginning. The recordings' first passes need that.
 const MOST: i64 = 30_000_000;
 
-/// Once time is used up growth may take what is held up to so many sixteenths of the peak beyond it, ...
-const ROOM: u64 = 2;
-/// ... and a sixteenth more for each so many nanoseconds that were spent beyond it, ...
+/// Once time is used up growth may take what is held to as much beyond the peak as in a first repetition ([`FIRST_ROOM`]), and to a sixteenth
+/// more for each so many nanoseconds that were spent beyond it, up to [`MOST_ROOM`]. Whoever needs more than that goes on moving.
 const OVERDRAWN: u64 = 5_000_000;
-/// ... up to half the peak: what a workload has to spare must not depend on how long it runs. Whoever needs more than that goes on moving.
-const MOST_ROOM: u64 = 8;
 
 /// Time that moves may take.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +39,7 @@ impl Allowance {
         // The time that makes no whole nanosecond counts next time.
         self.seen += earned * share.max(1);
         self.left = self.left.saturating_add_unsigned(earned).min(MOST);
-        (self.left <= 0).then(|| MOST_ROOM.min(ROOM + self.left.unsigned_abs() / OVERDRAWN))
+        (self.left <= 0).then(|| MOST_ROOM.min(FIRST_ROOM + self.left.unsigned_abs() / OVERDRAWN))
     }
 
     /// Moves took so many nanoseconds of the driver.
@@ -74,7 +73,7 @@ mod tests {
         let mut allowance = Allowance::default();
         assert_eq!(allowance.room(u64::MAX / 2, 32), None);
         allowance.spend(MOST as u64);
-        assert_eq!(allowance.room(u64::MAX / 2, 32), Some(ROOM));
+        assert_eq!(allowance.room(u64::MAX / 2, 32), Some(FIRST_ROOM));
     }
 
     #[test]
@@ -86,12 +85,12 @@ mod tests {
             allowance.spend(OVERDRAWN);
             room
         });
-        assert_eq!(rooms.collect::<Vec<_>>(), [0, 1, 2, 3].map(|more| Some(ROOM + more)));
+        assert_eq!(rooms.collect::<Vec<_>>(), [0, 1, 2, 3].map(|more| Some(FIRST_ROOM + more)));
         allowance.spend(MOST as u64 * 100);
         assert_eq!(allowance.room(0, 32), Some(MOST_ROOM));
         let mut allowance = Allowance { left: -4 * OVERDRAWN as i64, seen: 0 };
         // It is earned back.
-        assert_eq!(allowance.room(32 * 3 * OVERDRAWN, 32), Some(ROOM + 1));
+        assert_eq!(allowance.room(32 * 3 * OVERDRAWN, 32), Some(FIRST_ROOM + 1));
         assert_eq!(allowance.room(32 * (4 * OVERDRAWN + 1), 32), None);
     }
 

@@ -68,11 +68,11 @@ impl<D: Device> Inner<D> {
         }
         let rules = self.rules_for(&rules, request.size);
         let overdrawn = self.overdrawn(&rules);
-        let repeats = request.pool.is_none()
+        let has_room = request.pool.is_none()
             && haste == Haste::Usual
-            && request.arena.lock().grows_first(&rules, overdrawn, request.size, &request.arena.counters);
-        let grows_first = haste == Haste::Usual && (rules.worth == 0 || repeats);
-        let Some(mut assembly) = self.begin_assembly(request, &rules, grows_first, repeats)? else {
+            && request.arena.lock().has_room(&rules, overdrawn, request.size, &request.arena.counters);
+        let grows_first = haste == Haste::Usual && (rules.worth == 0 || has_room);
+        let Some(mut assembly) = self.begin_assembly(request, &rules, grows_first, has_room)? else {
             return Ok(Outcome::Nothing);
         };
         let filled = self.fill_assembly(&mut assembly, request, &rules, haste, grows_first);
@@ -114,7 +114,7 @@ impl<D: Device> Inner<D> {
         request: &Request<D>,
         rules: &PageRules,
         grows_first: bool,
-        repeats: bool,
+        has_room: bool,
     ) -> Result<Option<Assembly<D>>, AllocError> {
         let Some(size) = to_units(request.size) else { return Ok(None) };
         let lanes: Vec<u32> = [Some(request.lane), request.neutral].into_iter().flatten().collect();
@@ -129,7 +129,7 @@ impl<D: Device> Inner<D> {
                     return Ok(None);
                 }
                 if let Some(target) = state.target(rules, request.neutral.unwrap_or(request.lane), &lanes, size) {
-                    let generous = match (grows_first, repeats) {
+                    let generous = match (grows_first, has_room) {
                         (true, true) => {
                             let most = state.repetition.may_hold().saturating_sub(state.mapped_bytes());
                             let generous = state.repetition.segment_bytes(to_bytes(target.needs));

@@ -64,7 +64,7 @@ impl<D: Device> Inner<D> {
             if !state.lanes[request.lane as usize].in_use {
                 return Ok(Outcome::Nothing);
             }
-            let spends = rules.worth > 0 && !state.grows_first(&rules, overdrawn, request.size, counters);
+            let spends = rules.worth > 0 && !state.has_room(&rules, overdrawn, request.size, counters);
             let core = Arc::clone(&state.lanes[request.lane as usize].core);
             (state.pinning(request.lane, size, rules.page), core, spends)
         };

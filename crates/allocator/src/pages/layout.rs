@@ -30,7 +30,7 @@ impl ArenaState {
 
     /// Whether growth takes the place of moves and cuts for a request: in a repetition, or where moves have used their time up; as long as
     /// what is held leaves it room. `overdrawn` is that room, in sixteenths of the peak ([`Allowance`](crate::pages::Allowance)).
-    pub(crate) fn grows_first(
+    pub(crate) fn has_room(
         &mut self,
         rules: &PageRules,
         overdrawn: Option<u64>,

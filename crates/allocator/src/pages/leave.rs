@@ -46,9 +46,12 @@ impl<D: Device> Arena<D> {
         if awaited.is_empty() {
             return Ok(());
         }
+        let done: Vec<Leaving> = self.lock().leaving.extract_if(.., |l| l.core.has_passed(l.since)).collect();
+        if done.is_empty() {
+            return Ok(());
+        }
         let device = self.shared.driver.device();
         let begun = device.now();
-        let done: Vec<Leaving> = self.lock().leaving.extract_if(.., |l| l.core.has_passed(l.since)).collect();
         for entry in done {
             match self.shared.driver.unmap(entry.address, entry.bytes) {
                 Ok(()) => {

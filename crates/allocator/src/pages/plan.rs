@@ -11,10 +11,10 @@ pub(crate) struct PageRules {
     pub(crate) page: Units,
     /// New handles are at most this large, ...
     pub(crate) largest: Units,
-    /// ... but those of a large request, which are as many at most: each costs the same to move.
-    pub(crate) handles: u64,
     /// ... and at most this large where memory is short.
     pub(crate) largest_if_short: Units,
+    /// But a large request is made of at most about so many, unless memory is short: each costs the same to move.
+    pub(crate) handles: u64,
     /// Nanoseconds that a page kept from the driver is worth.
     pub(crate) worth: u64,
     /// Moves and cuts may take one part in so many of the time.
@@ -35,8 +35,8 @@ impl PageRules {
 
     /// The rules for a request of so many bytes.
     pub(crate) fn for_request(self, bytes: u64) -> Self {
-        let share = to_units(self.round_up((bytes / UNIT).div_ceil(self.handles)) * UNIT);
-        Self { largest: self.largest.max(share.unwrap_or(0)), ..self }
+        let each = to_units(self.round_up((bytes / UNIT).div_ceil(self.handles)) * UNIT);
+        Self { largest: self.largest.max(each.unwrap_or(0)), ..self }
     }
 
     /// What a handle pinned where a block will end is worth, in nanoseconds: what the block would pin beyond its own pages.
