@@ -399,10 +399,10 @@ impl<D: Device> Shared<D> {
     }
 
     /// Gives all pieces of a segment back, and its addresses: the device is done with it, and nothing of it is leaving.
-    pub(crate) fn drop_pages(&self, memory: &Memory, mut table: PageTable, part: Part, pool: PoolId) {
+    pub(crate) fn drop_pages(&self, memory: &Memory, table: PageTable, part: Part, pool: PoolId) {
         let runs = table.runs();
         let mut whole = true;
-        for (offset, piece) in table.drain() {
+        for (offset, piece) in table.into_pieces() {
             let (address, bytes) = (memory.base.offset(to_bytes(offset)), piece.handle.bytes);
             if let Err(e) = self.driver.unmap(address, bytes) {
                 tracing::warn!(%address, bytes, error = %e, "memory was not given back; it is tried again");

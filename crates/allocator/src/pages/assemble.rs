@@ -223,7 +223,7 @@ impl<D: Device> Inner<D> {
             return Ok(false);
         }
         let lane = request.neutral.unwrap_or(request.lane);
-        Ok(state.add_hole(memory, lane).is_some())
+        Ok(state.add_hole(memory, lane, rules.page).is_some())
     }
 
     /// Gathers what is needed and maps it. `false` if there is not enough.

@@ -11,13 +11,13 @@ use crate::pages::table::{PageTable, Piece};
 use crate::units::{Units, to_bytes, to_units};
 
 impl ArenaState {
-    /// Adds a reserved range as one hole. `None` beyond 2 TiB.
-    pub(crate) fn add_hole(&mut self, memory: Memory, lane: u32) -> Option<u32> {
+    /// Adds a reserved range as one hole, for pages of so many units. `None` beyond 2 TiB.
+    pub(crate) fn add_hole(&mut self, memory: Memory, lane: u32, page: Units) -> Option<u32> {
         debug_assert!(matches!(memory.backing, Backing::Pages));
         let id = self.add_segment(memory, lane)?;
         let segment = self.blocks[id].segment;
         self.blocks[id].state = BlockState::Hole;
-        let mut table = PageTable::default();
+        let mut table = PageTable::new(page);
         table.hole_made(id);
         self.segments.get_mut(segment)?.pages = Some(Box::new(table));
         Some(segment)
