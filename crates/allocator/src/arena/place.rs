@@ -48,7 +48,7 @@ impl ArenaState {
             counters.came_out_of_bin(part, size as i64);
             return Some(id);
         }
-        self.take_indexed(lane, neutral, to_units(size)?)
+        self.take_indexed(lane, neutral, to_units(size)?, counters)
     }
 
     /// Hands out the best fit of a lane's free index, or in a capture of that of the pool's neutral lane: a request of the shortest way that
@@ -60,7 +60,7 @@ impl ArenaState {
         want: Want,
         counters: &ArenaCounters,
     ) -> Option<Handed> {
-        let block = self.take_indexed(lane, neutral, want.units)?;
+        let block = self.take_indexed(lane, neutral, want.units, counters)?;
         let handed = self.cut_and_hand_out(block, want, counters)?;
         if neutral.is_some() {
             self.blocks[handed.block].lane = lane;
@@ -70,7 +70,13 @@ impl ArenaState {
 
     /// As [`take_from`](Self::take_from), from the indexes alone. O(log n) in one size class.
     #[inline(always)]
-    fn take_indexed(&mut self, lane: u32, neutral: Option<u32>, units: Units) -> Option<BlockId> {
+    fn take_indexed(
+        &mut self,
+        lane: u32,
+        neutral: Option<u32>,
+        units: Units,
+        counters: &ArenaCounters,
+    ) -> Option<BlockId> {
         let fit = self.lanes[lane as usize].index.best_fit(&self.blocks, units);
         let (from, fit) = match neutral {
             Some(neutral) if !self.lanes[neutral as usize].index.is_empty() => {
@@ -87,8 +93,12 @@ impl ArenaState {
         } else if found >= size.saturating_add(rules.non_split_slack) {
             return None;
         }
-        if rules.cuts_at > 0 && !self.uncut && self.pinned_piece(fit.id, units, rules.cuts_at).is_some() {
-            // A handle is cut first: see `pages::cut`.
+        if rules.cuts_at > 0
+            && !self.uncut
+            && self.pinned_piece(fit.id, units, rules.cuts_at).is_some()
+            && !self.grows_instead(size, counters)
+        {
+            // A handle may be cut first: see `pages::cut`.
             return None;
         }
         let lane = &mut self.lanes[from as usize];

@@ -47,6 +47,12 @@ impl ArenaState {
         self.mapped_bytes().saturating_add(size) <= may_hold
     }
 
+    /// Whether [`has_room`](Self::has_room) says so whatever the rules and the time that moves took: in a repetition.
+    #[inline(never)]
+    pub(crate) fn grows_instead(&mut self, size: u64, counters: &ArenaCounters) -> bool {
+        self.repetition.covers(size, counters) && self.mapped_bytes().saturating_add(size) <= self.repetition.may_hold()
+    }
+
     pub(crate) fn pages_of(&mut self, id: BlockId) -> Option<&mut PageTable> {
         self.segments.get_mut(self.blocks[id].segment)?.pages.as_deref_mut()
     }
