@@ -23,7 +23,7 @@ const MAX_UNITS: Units = (MAX_BYTES / UNIT) as Units;
 
 /// A stack of blocks of one lane and one size. An empty one changes both for whatever comes.
 #[derive(Clone, Copy, Debug)]
-struct Bin {
+pub(super) struct Bin {
     size: Units,
     lane: u32,
     head: BlockId,
@@ -38,6 +38,19 @@ impl Bin {
     #[inline(always)]
     fn is_of(&self, lane: u32, size: Units) -> bool {
         self.size == size && self.lane == lane
+    }
+
+    /// The block that is the next to go, or [`NONE`].
+    #[inline(always)]
+    pub(super) fn first(&self) -> BlockId {
+        self.head
+    }
+
+    /// Takes the [first](Self::first) block out.
+    #[inline(always)]
+    pub(super) fn take(&mut self, first: &Block) {
+        self.head = first.right;
+        self.room += 1;
     }
 
     /// How many blocks of a size a bin takes.
@@ -62,56 +75,49 @@ fn slot_of(pair: u32, size: Units) -> usize {
     ((size ^ (pair << 19)).wrapping_mul(0x9E37_79B1) >> 26) as usize
 }
 
-/// An arena's bins: tables indexed by a hash of lane and size, one for each part. Those of large blocks only `pages` uses. A table has no
-/// slots before something is put there.
-#[derive(Debug, Default)]
+/// An arena's bins: tables indexed by a hash of lane and size, one for each part. Those of large blocks only `pages` uses: there is no such
+/// table before something is put there.
+#[derive(Debug)]
 pub(crate) struct Bins {
-    small: Vec<Bin>,
-    large: Vec<Bin>,
+    // In a box: the arena's state is moved as pools come and go.
+    small: Box<[Bin; SLOTS]>,
+    large: Option<Box<[Bin; SLOTS]>>,
+}
+
+impl Default for Bins {
+    fn default() -> Self {
+        Self { small: Box::new([Bin::EMPTY; SLOTS]), large: None }
+    }
 }
 
 impl Bins {
-    /// The small block of exactly `size` that is the next to go, or [`NONE`]. O(1).
+    /// The bin of small blocks of that size, if there is one. O(1).
     #[inline(always)]
-    pub(crate) fn first(&self, lane: u32, size: Units) -> BlockId {
-        let bin = self.small.get(slot_of(lane, size)).filter(|bin| bin.is_of(lane, size));
-        bin.map_or(NONE, |bin| bin.head)
-    }
-
-    /// Takes out the [first](Self::first) block of that size. O(1).
-    #[inline(always)]
-    pub(crate) fn take(&mut self, lane: u32, size: Units, first: &Block) {
-        if let Some(bin) = self.small.get_mut(slot_of(lane, size)) {
-            bin.head = first.right;
-            bin.room += 1;
-        }
+    pub(super) fn small(&mut self, lane: u32, size: Units) -> Option<&mut Bin> {
+        let bin = &mut self.small[slot_of(lane, size)];
+        bin.is_of(lane, size).then_some(bin)
     }
 
     /// Keeps a block, if there is room in a bin of small blocks of its lane and size. O(1).
     #[inline(always)]
     pub(crate) fn push_small(&mut self, block: &mut Block, id: BlockId) -> bool {
-        self.small.get_mut(slot_of(block.lane, block.size)).is_some_and(|bin| push(bin, block, id))
-    }
-
-    #[inline(always)]
-    fn table(&mut self, part: Part) -> &mut Vec<Bin> {
-        match part {
-            Part::Small => &mut self.small,
-            Part::Large => &mut self.large,
-        }
+        push(&mut self.small[slot_of(block.lane, block.size)], block, id)
     }
 
     #[inline(always)]
     fn bin(&mut self, part: Part, lane: u32, size: Units) -> Option<&mut Bin> {
-        self.table(part).get_mut(slot_of(lane - part.index() as u32, size))
+        let slot = slot_of(lane - part.index() as u32, size);
+        match part {
+            Part::Small => Some(&mut self.small[slot]),
+            Part::Large => self.large.as_mut().map(|large| &mut large[slot]),
+        }
     }
 
     /// Takes out a block of exactly `size`. O(1).
     pub(crate) fn pop(&mut self, blocks: &Blocks, part: Part, lane: u32, size: Units) -> Option<BlockId> {
         let bin = self.bin(part, lane, size).filter(|bin| bin.is_of(lane, size))?;
-        let id = bin.head;
-        bin.head = blocks.get(id)?.right;
-        bin.room += 1;
+        let id = bin.first();
+        bin.take(blocks.get(id)?);
         Some(id)
     }
 
@@ -134,8 +140,8 @@ impl Bins {
     /// As [`push`](Self::push), where the bin is empty and not of the block's lane and size.
     #[inline(never)]
     fn push_first(&mut self, part: Part, block: &mut Block, id: BlockId) -> bool {
-        if self.table(part).is_empty() {
-            self.table(part).resize(SLOTS, Bin::EMPTY);
+        if part == Part::Large {
+            self.large.get_or_insert_with(|| Box::new([Bin::EMPTY; SLOTS]));
         }
         let (lane, size) = (block.lane, block.size);
         self.bin(part, lane, size).is_some_and(|bin| bin.becomes(lane, size) && push(bin, block, id))
@@ -154,7 +160,7 @@ impl Bins {
     /// be lost.
     pub(crate) fn forget(&mut self) {
         debug_assert!(
-            self.small.iter().chain(&self.large).all(|bin| bin.head == NONE),
+            self.small.iter().chain(self.large.iter().flat_map(|table| table.iter())).all(|bin| bin.head == NONE),
             "bins were forgotten with blocks in them"
         );
         self.clear();
@@ -162,14 +168,16 @@ impl Bins {
 
     fn clear(&mut self) {
         self.small.fill(Bin::EMPTY);
-        self.large.fill(Bin::EMPTY);
+        if let Some(large) = &mut self.large {
+            large.fill(Bin::EMPTY);
+        }
     }
 
     /// The blocks in all bins: lane, part and id.
     pub(crate) fn ids(&self, blocks: &Blocks) -> Vec<(u32, Part, BlockId)> {
         let mut out = Vec::new();
-        for (part, table) in [(Part::Small, &self.small), (Part::Large, &self.large)] {
-            for bin in table {
+        for (part, table) in [(Part::Small, Some(&self.small)), (Part::Large, self.large.as_ref())] {
+            for bin in table.into_iter().flat_map(|table| table.iter()) {
                 let mut at = bin.head;
                 while at != NONE {
                     out.push((bin.lane, part, at));

@@ -66,11 +66,12 @@ impl Locked {
     #[inline(always)]
     pub(crate) fn hand_out_of_bin(&mut self, lane: u32, want: Want) -> Option<(Handed, bool)> {
         let Self { state, counters, .. } = self;
-        let id = state.bins.first(lane, want.units);
+        let bin = state.bins.small(lane, want.units)?;
+        let id = bin.first();
         // There is no such block if there is none.
         let block = state.blocks.get_mut(id)?;
         let address = state.segments.address(block.segment, block.offset)?;
-        state.bins.take(lane, want.units, block);
+        bin.take(block);
         block.state = BlockState::Live;
         block.generation = block.generation.wrapping_add(1);
         block.requested = want.requested;
