@@ -68,6 +68,11 @@ impl Counter {
         (self.current() + decreases, decreases)
     }
 
+    /// What came and what went, together.
+    fn came_and_went(&self) -> i64 {
+        self.current() + 2 * self.decreases.load(Relaxed)
+    }
+
     pub(crate) fn read(&self) -> Stat {
         let (increases, decreases) = self.raw();
         Stat {
@@ -616,12 +621,18 @@ impl ArenaCounters {
         [0, 1].map(|part: usize| self.past_bins[part][at].of_bins(&handed_out.parts[part]))
     }
 
-    /// Differs from what it was before if a block was handed out, freed or merged in between, or part of a free one was held.
+    /// Differs from what it was before if a block was handed out, freed or merged in between, or part of a free one was held: it only grows, by
+    /// what came and what went of each figure.
     pub(crate) fn changes(&self) -> i64 {
-        let counted = self.allocation.parts.iter().chain(&self.active.pending).map(|part| part.raw().0 + part.raw().1);
-        let blocks = self.inactive_split.raw(&self.allocation, self.out_of_bins(0, &self.allocation));
-        let bytes = self.inactive_split_bytes.raw(&self.allocated_bytes, self.out_of_bins(1, &self.allocated_bytes));
-        counted.sum::<i64>() + blocks.into_iter().chain(bytes).flatten().sum::<i64>()
+        let came_and_went = |part: usize| {
+            let [blocks, bytes] = [
+                (&self.allocation, &self.inactive_split, &self.past_bins[part][0]),
+                (&self.allocated_bytes, &self.inactive_split_bytes, &self.past_bins[part][1]),
+            ]
+            .map(|(handed, split, past)| split.came_and_went(part, &handed.parts[part], past));
+            blocks + bytes + self.allocation.parts[part].came_and_went() + self.active.pending[part].came_and_went()
+        };
+        came_and_went(0) + came_and_went(1)
     }
 
     /// Every figure that has a peak, in the order of [`Stats::of_arenas`](crate::Stats).

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use super::watch::Watch;
-use super::{CounterArray, Stat, StatArray, add};
+use super::{Counter, CounterArray, PastBins, Stat, StatArray, add};
 use crate::ids::Part;
 use crate::peaks::Peak;
 
@@ -66,6 +66,12 @@ impl SplitCounters {
             // While other threads work the two that it is made of are not of one moment.
             [self.in_part(part, handed).max(0) + decreases, decreases]
         })
+    }
+
+    /// The two figures of [`raw`](Self::raw), of one part, together: of what is live and of what passed the bins by only that part is looked at.
+    pub(super) fn came_and_went(&self, part: usize, handed: &Counter, past: &PastBins) -> i64 {
+        let decreases = self.decreases[part].load(Relaxed) + past.of_bins(handed);
+        self.with_live[part].load(Relaxed) - handed.current() + 2 * decreases
     }
 
     pub(super) fn read(&self, handed: &CounterArray, by_bins: [i64; 2]) -> StatArray {

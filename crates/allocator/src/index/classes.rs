@@ -1,33 +1,37 @@
 //! Size classes, and the two-level bitmap that finds the next class with something in it.
 //!
-//! A class holds the sizes `[m * 2^e, (m + 1) * 2^e)` units with `m` in 64..128 (and each size below 128 its own class): 1.5% wide.
-//! Class numbers grow with size, so "the next non-empty class" is one bit scan in a word of 64 and one in a word of 32.
+//! A class holds the sizes `[m * 2^e, (m + 1) * 2^e)` units with `m` in 256..512 (and each size below 512 its own class): 0.4% wide, so that
+//! the trees of classes stay shallow: each of their nodes is another cache line. Class numbers grow with size, so "the next non-empty class" is
+//! one bit scan in a word of 64 and one in a word of 128.
 
 use crate::units::Units;
 
-const MANTISSA_BITS: u32 = 6;
-const PER_ROW: usize = 1 << MANTISSA_BITS;
-/// Rows for every exponent of a 32-bit size.
-const ROWS: usize = 32 - MANTISSA_BITS as usize + 1;
-/// How many classes there are.
-pub(crate) const CLASSES: usize = ROWS * PER_ROW;
+const MANTISSA_BITS: u32 = 8;
+/// Classes of sizes with the same highest bit.
+pub(crate) const PER_POWER: usize = 1 << MANTISSA_BITS;
+/// Bits in a word of the bitmap.
+const PER_ROW: usize = 64;
 
 /// The classes below this one hold one size each.
-pub(crate) const OF_ONE_SIZE: usize = 2 * PER_ROW;
+pub(crate) const OF_ONE_SIZE: usize = 2 * PER_POWER;
+/// Of these, the ones below 64 KiB, which may be stacks.
+pub(crate) const STACKS: usize = 128;
 
 /// The class that a size belongs to.
 #[inline(always)]
 pub(crate) const fn class_of(size: Units) -> usize {
-    // Sizes below a row are their own class: no branch, which would be one that nobody can predict.
-    let exponent = (size | PER_ROW as u32).ilog2() - MANTISSA_BITS;
-    exponent as usize * PER_ROW + (size >> exponent) as usize
+    // Sizes below `PER_POWER` are their own class: no branch, which would be one that nobody can predict.
+    let exponent = (size | PER_POWER as u32).ilog2() - MANTISSA_BITS;
+    exponent as usize * PER_POWER + (size >> exponent) as usize
 }
 
 /// Which classes are non-empty.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClassBitmap {
-    rows: u32,
-    columns: [u64; ROWS],
+    /// Which words of `columns` are not zero.
+    rows: u128,
+    /// A bit a class, up to the largest that there is [room](Self::make_room) for.
+    columns: Vec<u64>,
 }
 
 impl ClassBitmap {
@@ -36,6 +40,12 @@ impl ClassBitmap {
         self.rows == 0
     }
 
+    /// Makes room for so many classes.
+    pub(crate) fn make_room(&mut self, classes: usize) {
+        self.columns.resize(classes.div_ceil(PER_ROW), 0);
+    }
+
+    /// Notes that a class holds something, for which there is room.
     #[inline(always)]
     pub(crate) fn set(&mut self, class: usize) {
         self.rows |= 1 << (class / PER_ROW);
@@ -47,32 +57,30 @@ impl ClassBitmap {
         let row = class / PER_ROW;
         let column = &mut self.columns[row];
         *column &= !(1 << (class % PER_ROW));
-        self.rows &= !(u32::from(*column == 0) << row);
+        if *column == 0 {
+            self.rows &= !(1 << row);
+        }
     }
 
     /// The first non-empty class at or above `class`.
     #[inline(always)]
     pub(crate) fn next(&self, class: usize) -> Option<usize> {
-        if class >= CLASSES {
-            return None;
-        }
         let row = class / PER_ROW;
-        let here = self.columns[row] & (!0u64 << (class % PER_ROW));
+        let here = self.columns.get(row)? & (!0u64 << (class % PER_ROW));
         if here != 0 {
             return Some(row * PER_ROW + here.trailing_zeros() as usize);
         }
-        let above = self.rows.checked_shr(row as u32 + 1).unwrap_or(0);
-        if above == 0 {
-            return None;
-        }
-        let row = row + 1 + above.trailing_zeros() as usize;
-        Some(row * PER_ROW + self.columns[row].trailing_zeros() as usize)
+        let above = self.rows & (!1u128 << row);
+        let row = above.trailing_zeros() as usize;
+        Some(row * PER_ROW + self.columns.get(row)?.trailing_zeros() as usize)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const CLASSES: usize = (32 - MANTISSA_BITS as usize + 1) * PER_POWER;
 
     #[test]
     fn classes_grow_with_size_and_cover_all_sizes() {
@@ -86,15 +94,17 @@ mod tests {
         }
         assert_eq!(class_of(63), 63);
         assert_eq!(class_of(64), 64);
-        assert_eq!(class_of(127), OF_ONE_SIZE - 1);
-        assert_eq!(class_of(128), 128);
-        assert_eq!(class_of(129), 128);
-        assert_eq!(class_of(130), 129);
+        assert_eq!(class_of(511), OF_ONE_SIZE - 1);
+        assert_eq!(class_of(512), 512);
+        assert_eq!(class_of(513), 512);
+        assert_eq!(class_of(514), 513);
     }
 
     #[test]
     fn next_finds_the_nearest_set_class() {
         let mut b = ClassBitmap::default();
+        assert_eq!(b.next(0), None);
+        b.make_room(CLASSES);
         assert_eq!(b.next(0), None);
         for c in [3, 40, 41, CLASSES - 1] {
             b.set(c);

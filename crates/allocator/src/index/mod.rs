@@ -21,7 +21,7 @@ mod tree;
 
 use crate::arena::{Block, BlockId, NONE};
 use crate::units::Units;
-use classes::{ClassBitmap, OF_ONE_SIZE, class_of};
+use classes::{ClassBitmap, OF_ONE_SIZE, PER_POWER, STACKS, class_of};
 
 /// What orders blocks of equal size: the smaller tie first, then the lower offset. Looked up by segment.
 pub(crate) trait TieBreak {
@@ -67,7 +67,7 @@ pub(crate) struct FreeIndex {
 impl FreeIndex {
     /// With `ties_in_order`, blocks of equal size are in the order of their ties whatever their size.
     pub(crate) fn new(ties_in_order: bool) -> Self {
-        let stacks = if ties_in_order { 0 } else { OF_ONE_SIZE };
+        let stacks = if ties_in_order { 0 } else { STACKS };
         Self { bitmap: ClassBitmap::default(), roots: Vec::new(), stacks }
     }
 
@@ -96,7 +96,9 @@ impl FreeIndex {
     #[cold]
     #[inline(never)]
     fn make_roots(&mut self, class: usize) {
-        self.roots.resize(class + 1, NONE);
+        let classes = (class + 1).next_multiple_of(PER_POWER);
+        self.roots.resize(classes, NONE);
+        self.bitmap.make_room(classes);
     }
 
     /// Takes a block out that is in this index. O(log n) in its class.
@@ -192,7 +194,7 @@ mod tests {
             // Offsets tell when a block was added.
             let key = |blocks: &Blocks, id: BlockId| {
                 let (key, newest) = (Key::of(blocks, &Ties, id), u64::MAX - u64::from(blocks[id].offset));
-                let stacked = !ties_in_order && key.size < OF_ONE_SIZE as u32;
+                let stacked = !ties_in_order && key.size < STACKS as u32;
                 if stacked { Key { tie: newest, ..key } } else { key }
             };
             let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
