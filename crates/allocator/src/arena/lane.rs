@@ -54,7 +54,7 @@ impl ArenaState {
         if let Some(at) = self.lanes.iter().position(same) {
             return at as u32;
         }
-        let ties_in_order = self.rules.ties_in_order;
+        let stacked = self.rules.stacked;
         let make = |part| Lane {
             slot,
             part,
@@ -62,7 +62,7 @@ impl ArenaState {
             capture: NO_CAPTURE,
             neutral: NONE,
             core: Arc::clone(core),
-            index: FreeIndex::new(ties_in_order),
+            index: FreeIndex::new(stacked),
             in_use: true,
         };
         let vacant = self.lanes.iter().step_by(2).position(|l| !l.in_use).map(|pair| pair * 2);

@@ -73,8 +73,8 @@ pub(crate) struct ArenaRules {
     pub(crate) cuts_at: Units,
     /// Whether ties between blocks of equal size are broken by address, else by the age of the segment.
     pub(crate) tie_by_address: bool,
-    /// Ties are broken so whatever the size; else of small blocks the one that became free last goes first.
-    pub(crate) ties_in_order: bool,
+    /// Of equal blocks of fewer units than this, and of few enough, no tie is broken: the one that became free last goes first.
+    pub(crate) stacked: Units,
     /// Segments may be mapped in pieces, which know when they were last used.
     pub(crate) pages: bool,
     /// The end of a capture ends all uses of a block by a stream that used it inside, also those from before the capture.

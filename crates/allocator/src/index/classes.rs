@@ -14,8 +14,6 @@ const PER_ROW: usize = 64;
 
 /// The classes below this one hold one size each.
 pub(crate) const OF_ONE_SIZE: usize = 2 * PER_POWER;
-/// Of these, the ones below 64 KiB, which may be stacks.
-pub(crate) const STACKS: usize = 128;
 
 /// The class that a size belongs to.
 #[inline(always)]

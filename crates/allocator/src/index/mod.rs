@@ -4,7 +4,7 @@
 //! a search tree (see [`tree`]) in the order **(size, tie, offset)**, where the tie is a policy decision: the age of the segment,
 //! or its address. Since classes grow with size, class by class and in order inside each is the order over all blocks.
 //!
-//! Classes below 64 KiB hold one size each. Where the policy leaves it open which of equal blocks goes first, they are stacks (see
+//! Classes below 256 KiB hold one size each. As far as the policy leaves it open which of equal blocks goes first, they are stacks (see
 //! [`stack`]): the block that became free last goes first, as from a bin.
 //!
 //! * **F1** A block is in the index of its lane exactly while its state is `Free`.
@@ -21,7 +21,7 @@ mod tree;
 
 use crate::arena::{Block, BlockId, NONE};
 use crate::units::Units;
-use classes::{ClassBitmap, OF_ONE_SIZE, PER_POWER, STACKS, class_of};
+use classes::{ClassBitmap, OF_ONE_SIZE, PER_POWER, class_of};
 
 /// What orders blocks of equal size: the smaller tie first, then the lower offset. Looked up by segment.
 pub(crate) trait TieBreak {
@@ -65,9 +65,9 @@ pub(crate) struct FreeIndex {
 }
 
 impl FreeIndex {
-    /// With `ties_in_order`, blocks of equal size are in the order of their ties whatever their size.
-    pub(crate) fn new(ties_in_order: bool) -> Self {
-        let stacks = if ties_in_order { 0 } else { STACKS };
+    /// Blocks of equal size are in the order of their ties, but for those below `stacked`, and in classes of one size.
+    pub(crate) fn new(stacked: Units) -> Self {
+        let stacks = OF_ONE_SIZE.min(stacked as usize);
         Self { bitmap: ClassBitmap::default(), roots: Vec::new(), stacks }
     }
 
@@ -190,12 +190,12 @@ mod tests {
     /// A sorted set as the model: same best fit, same order, whatever the sequence.
     #[test]
     fn agrees_with_a_sorted_set_on_random_sequences() {
-        for (seed, ties_in_order) in (1..=40u64).flat_map(|seed| [(seed, true), (seed, false)]) {
+        for (seed, stacked) in (1..=40u64).flat_map(|seed| [(seed, 0), (seed, 128), (seed, Units::MAX)]) {
             // Offsets tell when a block was added.
             let key = |blocks: &Blocks, id: BlockId| {
                 let (key, newest) = (Key::of(blocks, &Ties, id), u64::MAX - u64::from(blocks[id].offset));
-                let stacked = !ties_in_order && key.size < STACKS as u32;
-                if stacked { Key { tie: newest, ..key } } else { key }
+                let is_stacked = key.size < stacked.min(OF_ONE_SIZE as u32);
+                if is_stacked { Key { tie: newest, ..key } } else { key }
             };
             let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
             let mut next = move || {
@@ -204,7 +204,7 @@ mod tests {
                 x ^= x << 17;
                 x
             };
-            let (mut blocks, mut index, mut model) = (Blocks::new(), FreeIndex::new(ties_in_order), BTreeSet::new());
+            let (mut blocks, mut index, mut model) = (Blocks::new(), FreeIndex::new(stacked), BTreeSet::new());
             for step in 0..2_000u32 {
                 let r = next();
                 // Few distinct sizes on even seeds, so that ties decide; many on odd ones.
@@ -226,7 +226,7 @@ mod tests {
                 }
                 let expected = model.range((Key { size, tie: 0, offset: 0 }, 0)..).next().map(|(_, id)| *id);
                 let found = index.best_fit(&blocks, size);
-                assert_eq!(found.map(|f| f.id), expected, "seed {seed} step {step}, ties in order: {ties_in_order}");
+                assert_eq!(found.map(|f| f.id), expected, "seed {seed} step {step}, stacked below {stacked}");
                 if let Some(found) = found.filter(|_| r % 7 == 0) {
                     model.remove(&(key(&blocks, found.id), found.id));
                     index.remove_found(&mut blocks, found);

@@ -16,6 +16,7 @@ use crate::arena::ArenaRules;
 use crate::config::{Config, Policy};
 use crate::ladder::Rung;
 use crate::pages::PageRules;
+use crate::units::Units;
 
 /// When the allocator considers itself inside a capture, so that it must not poll, record events or give memory back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,7 +103,7 @@ fn arena_rules(config: &Config, shared: bool, bins: bool, tie_by_address: bool) 
         large_remainder: LARGE_REMAINDER,
         cuts_at: 0,
         tie_by_address,
-        ties_in_order: shared,
+        stacked: if shared { 0 } else { Units::MAX },
         pages: false,
         capture_ends_earlier_uses: shared,
     }

@@ -11,6 +11,9 @@ use crate::units::{Units, to_units};
 /// Rounded sizes up to this many bytes are small in the default pool: fewer than in PyTorch, since what is small shares pages with nothing else.
 const SMALL_LIMIT: u64 = 256 << 10;
 
+/// Blocks of up to 64 KiB: where larger ones lie decides which pages are free.
+const STACKED: Units = 128;
+
 /// Memory counts as short once growth would take the device above this many hundredths of what it has, or of the limit.
 pub(crate) const SHORT_ABOVE: u64 = 75;
 
@@ -57,6 +60,7 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
     // Every rest is of use: what comes next may grow over its page.
     arena.large_remainder = 0;
     arena.pages = true;
+    arena.stacked = STACKED;
     arena.cuts_at = if pages.largest > page { page } else { 0 };
     Rules { arena, pages: Some(pages), small_limit: SMALL_LIMIT, enough_traded: PAGES_TRADED, ladder: LADDER, ..rules }
 }
