@@ -16,7 +16,7 @@ use gpupool_cuda_device::CudaDevice;
 use serde::Serialize;
 
 use crate::foreign::{Foreign, Named, Program};
-use crate::peers::{Gpupool, Nothing, OnDevice, SharedNaive};
+use crate::peers::{Alone, Gpupool, Nothing, OnDevice, SharedNaive};
 use crate::{Apart, Failed, Kind, Peer, Prepared, Running, Spread, Worker, Workload, sample, time, together};
 
 /// Units a thread, of ours and of the foreign peers, of which some take a thousand times as long.
@@ -294,27 +294,6 @@ impl Run<'_> {
         });
         let (unit, loop_ns) = (workload.unit(), loops.first().and_then(|at| spread(*at)));
         Some(Row { workload: workload.to_string(), threads, unit, loop_ns, peers: peers.collect() })
-    }
-}
-
-/// The loop alone, without the device's captures that [`Nothing`] makes.
-#[derive(Clone, Copy)]
-struct Alone;
-
-impl Peer for Alone {
-    type Block = u64;
-
-    #[inline]
-    fn alloc(&mut self, bytes: u64, _: u16) -> Option<u64> {
-        Some(bytes)
-    }
-
-    #[inline]
-    fn free(&mut self, _: u64) {}
-
-    #[inline]
-    fn address(&self, block: &u64) -> u64 {
-        *block
     }
 }
 

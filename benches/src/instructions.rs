@@ -6,12 +6,15 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 #[cfg(feature = "cubecl")]
 use crate::peers::Cubecl;
 #[cfg(feature = "offset-allocator")]
 use crate::peers::Offset;
-use crate::peers::{Gpupool, Naive, Nothing};
+use gpupool_allocator::Policy;
+
+use crate::peers::{Alone, Gpupool, Naive, Nothing, OnDevice, device};
 use crate::{Failed, Kind, Prepared, Running, Workload, traces_folder};
 
 /// Rounds of the shorter run, and how many more the longer one has.
@@ -39,6 +42,11 @@ pub fn rounds(case: &Case, rounds: u64) -> Result<(), Failed> {
     match case.kind {
         Kind::LoopAlone => Running::start(&prepared, Nothing::new(needs))?.run(rounds)?,
         Kind::Ours(policy) => Running::start(&prepared, Gpupool::new(policy, needs)?)?.run(rounds)?,
+        Kind::ScopedLoop => Running::start(&prepared, Alone)?.run(rounds)?,
+        Kind::Scoped => {
+            let peer = OnDevice::new(Arc::new(device()), Policy::Segments, needs)?;
+            Running::start(&prepared, peer)?.run(rounds)?
+        }
         #[cfg(feature = "offset-allocator")]
         Kind::OffsetAllocator => Running::start(&prepared, Offset::new())?.run(rounds)?,
         #[cfg(feature = "cubecl")]
@@ -63,7 +71,8 @@ pub fn valgrind_is_there() -> bool {
 /// [`Failed::Valgrind`], [`Failed::Io`].
 pub fn count(program: &Path, case: &Case) -> Result<f64, Failed> {
     let net = difference(program, case)?;
-    let alone = difference(program, &Case { kind: Kind::LoopAlone, workload: case.workload.clone() })?;
+    let kind = if case.kind == Kind::Scoped { Kind::ScopedLoop } else { Kind::LoopAlone };
+    let alone = difference(program, &Case { kind, workload: case.workload.clone() })?;
     let prepared = Prepared::new(&case.workload, &traces_folder())?;
     Ok((net - alone) / prepared.units_per_round() as f64)
 }
@@ -267,8 +276,6 @@ impl Ceiling {
 
 #[cfg(test)]
 mod tests {
-    use gpupool_allocator::Policy;
-
     use super::*;
 
     #[test]

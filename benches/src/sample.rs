@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use gpupool_allocator::Policy;
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::peers::Cubecl;
 #[cfg(feature = "offset-allocator")]
 use crate::peers::Offset;
-use crate::peers::{Gpupool, Naive, Nothing};
+use crate::peers::{Alone, Gpupool, Naive, Nothing, OnDevice, device};
 use crate::{Failed, Peer, Prepared, Running, Workload};
 
 /// Pairs, steps and events that one sample times.
@@ -29,6 +30,10 @@ pub enum Kind {
     LoopAlone,
     /// gpupool, under one of [`OURS`](Self::OURS).
     Ours(Policy),
+    /// gpupool under `segments`, with a scope in place of each capture.
+    Scoped,
+    /// The loop with nothing in it, without captures: what is taken off [`Scoped`](Self::Scoped).
+    ScopedLoop,
     /// rlsf, in a process of its own: where its worker was not built, there is none.
     Rlsf,
     /// offset-allocator.
@@ -45,7 +50,10 @@ impl Kind {
     /// The policies that gpupool is compared under.
     pub const OURS: [Policy; 3] = [Policy::Segments, Policy::Pages, Policy::Torch215];
 
-    /// Every peer of this build.
+    /// What is counted and not compared: on a GPU scopes take the place of captures anyway.
+    pub const SCOPED: [Self; 2] = [Self::Scoped, Self::ScopedLoop];
+
+    /// Every peer of this build that is compared.
     pub const ALL: &'static [Self] = &[
         Self::LoopAlone,
         Self::Ours(Policy::Segments),
@@ -73,6 +81,8 @@ impl Kind {
         match self {
             Self::LoopAlone => "loop-alone",
             Self::Ours(policy) => policy.name(),
+            Self::Scoped => "segments-scoped",
+            Self::ScopedLoop => "loop-scoped",
             Self::Rlsf => "rlsf",
             #[cfg(feature = "offset-allocator")]
             Self::OffsetAllocator => "offset-allocator",
@@ -93,8 +103,8 @@ impl FromStr for Kind {
     type Err = Failed;
 
     fn from_str(name: &str) -> Result<Self, Failed> {
-        let found = Self::ALL.iter().find(|kind| kind.name() == name);
-        found.copied().ok_or_else(|| Failed::UnknownPeer { name: name.to_owned() })
+        let found = Self::ALL.iter().copied().chain(Self::SCOPED).find(|kind| kind.name() == name);
+        found.ok_or_else(|| Failed::UnknownPeer { name: name.to_owned() })
     }
 }
 
@@ -122,6 +132,8 @@ pub fn sample(
     match kind {
         Kind::LoopAlone => time(prepared, Nothing::new(needs)),
         Kind::Ours(policy) => time(prepared, Gpupool::new(policy, needs)?),
+        Kind::ScopedLoop => time(prepared, Alone),
+        Kind::Scoped => time(prepared, OnDevice::new(Arc::new(device()), Policy::Segments, needs)?),
         Kind::Rlsf => match worker {
             Some(worker) => worker.sample(workload),
             None => Err(Failed::UnknownPeer { name: kind.name().to_owned() }),
@@ -252,8 +264,8 @@ mod tests {
 
     #[test]
     fn names_of_peers_are_read_as_they_are_written() {
-        for kind in Kind::ALL {
-            assert_eq!(kind.to_string().parse::<Kind>().unwrap(), *kind);
+        for kind in Kind::ALL.iter().copied().chain(Kind::SCOPED) {
+            assert_eq!(kind.to_string().parse::<Kind>().unwrap(), kind);
         }
         assert!("pytorch".parse::<Kind>().is_err());
     }

@@ -13,9 +13,10 @@ mod checked {
     use std::sync::Arc;
 
     use gpupool_allocator::{
-        AllocError, Allocator, Config, IdleOptions, Lending, OnLoan, Policy, PoolError, PoolId, Stream,
+        AllocError, Allocation, Allocator, Config, Filter, IdleOptions, Lending, OnLoan, Policy, PoolError, PoolId,
+        Stream,
     };
-    use gpupool_device::{InstantiateFlags, Kernel, StreamKind, Workbench};
+    use gpupool_device::{Address, InstantiateFlags, Kernel, StreamKind, Workbench};
     use gpupool_graph_capture::{CaptureError, CaptureOptions, Captures, LaunchOptions};
     use gpupool_sim_device::{SimConfig, SimDevice};
     use shuttle::thread;
@@ -287,6 +288,57 @@ mod checked {
             worker.join().unwrap();
             bench.allocator.validate().unwrap();
             drop(exec);
+            bench.finish();
+        });
+    }
+
+    /// The pool that a block came from.
+    fn pool_of(bench: &Bench, block: &Allocation<SimDevice>) -> PoolId {
+        let state = bench.allocator.state();
+        let inside = |start: Address, size: u64| start <= block.address() && block.address().offset_from(start) < size;
+        state.segments.iter().find(|s| inside(s.address, s.size)).unwrap().pool
+    }
+
+    /// A thread asks while another closes the scope that claims it, lets the pool go and opens a scope for the next one.
+    #[test]
+    fn requests_under_a_scope_against_its_end_and_that_of_its_pool() {
+        check(|| {
+            let bench = Bench::new();
+            let stream = bench.stream();
+            let (first, second) = (PoolId::fresh(), PoolId::fresh());
+            bench.allocator.begin_allocate_to_pool(first, Filter::Stream(stream.handle())).unwrap();
+            // From here on the stream remembers where the scope leads.
+            drop(bench.allocator.alloc(512, &stream).unwrap());
+            let worker = {
+                let (bench, stream) = (Arc::clone(&bench), stream.clone());
+                thread::spawn(move || {
+                    bench.allocator.end_allocate_to_pool(first).unwrap();
+                    bench.allocator.release_pool(first).unwrap();
+                    let outside = bench.allocator.alloc(512, &stream).unwrap();
+                    assert_eq!(pool_of(&bench, &outside), PoolId::DEFAULT);
+                    bench.allocator.empty_cache().unwrap();
+                    bench.allocator.begin_allocate_to_pool(second, Filter::All).unwrap();
+                    let inside = bench.allocator.alloc(512, &stream).unwrap();
+                    assert_eq!(pool_of(&bench, &inside), second);
+                })
+            };
+            let order = [first, PoolId::DEFAULT, second];
+            let mut latest = 0;
+            for _ in 0..3 {
+                match bench.allocator.alloc(512, &stream) {
+                    Ok(block) => {
+                        let at = order.iter().position(|pool| *pool == pool_of(&bench, &block)).unwrap();
+                        assert!(at >= latest, "a request went back to {:?}", order[at]);
+                        latest = at;
+                    }
+                    // It was sent there before the scope was closed, and came after the pool was gone.
+                    Err(AllocError::Pool(PoolError::Unknown { pool })) => assert_eq!((pool, latest), (first, 0)),
+                    Err(e) => panic!("{e}"),
+                }
+            }
+            worker.join().unwrap();
+            bench.allocator.end_allocate_to_pool(second).unwrap();
+            bench.allocator.release_pool(second).unwrap();
             bench.finish();
         });
     }

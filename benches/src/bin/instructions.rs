@@ -35,7 +35,7 @@ enum Command {
     },
     /// Runs a workload, for callgrind to look at.
     Run {
-        /// A peer of `compare`, or `loop-alone`; rlsf cannot be counted.
+        /// A peer of `compare`, or `segments-scoped`, `loop-alone`, `loop-scoped`; rlsf cannot be counted.
         peer: Kind,
         /// hot-BYTES, set-LIVE or trace-NAME.
         workload: Workload,
@@ -89,13 +89,13 @@ fn print_layers(workloads: Vec<Workload>) -> Result<(), Failed> {
 fn check(file: &Path) -> Result<bool, Failed> {
     let program = std::env::current_exe().map_err(Failed::io("this program"))?;
     let mut all_under = true;
-    println!("{:<12} {:<32} {:>12} {:>9}", "peer", "workload", "instructions", "ceiling");
+    println!("{:<16} {:<32} {:>12} {:>9}", "peer", "workload", "instructions", "ceiling");
     for Ceiling { case, most } in Ceiling::read(file)? {
         let counted = count(&program, &case)?;
         let under = counted <= most;
         all_under &= under;
         let (kind, workload, verdict) = (case.kind, case.workload.to_string(), if under { "" } else { "  too many" });
-        println!("{kind:<12} {workload:<32} {counted:>12.1} {most:>9.1}{verdict}");
+        println!("{kind:<16} {workload:<32} {counted:>12.1} {most:>9.1}{verdict}");
     }
     Ok(all_under)
 }

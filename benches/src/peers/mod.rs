@@ -1,5 +1,6 @@
 //! The allocators that are compared.
 
+mod alone;
 #[cfg(feature = "cubecl")]
 mod cubecl;
 mod gpupool;
@@ -10,6 +11,7 @@ mod nothing;
 mod offset;
 mod on_device;
 
+pub use alone::Alone;
 #[cfg(feature = "cubecl")]
 pub use cubecl::Cubecl;
 pub use gpupool::{Gpupool, device};

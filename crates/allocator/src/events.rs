@@ -128,8 +128,11 @@ impl<D: Device> Arena<D> {
         ready.into_iter().for_each(|id| self.make_pending(id));
     }
 
-    /// The streams that pending blocks wait for.
+    /// The streams that pending blocks wait for. No lock where there are none.
     fn awaited(&self) -> Vec<(Arc<StreamCore>, u64)> {
+        if !self.counters.any_pending() {
+            return Vec::new();
+        }
         let state = self.lock();
         state.pending.iter().filter_map(|q| Some((Arc::clone(&q.core), q.blocks.back()?.0))).collect()
     }
@@ -156,7 +159,7 @@ impl<D: Device> Arena<D> {
     /// As [`poll`](Self::poll), recording events, for somebody else's miss: a stream that went quiet has none of its own that would notice. A
     /// query, and at most one event, for each stream that blocks here wait for; no lock where none do.
     pub(crate) fn poll_pending(&self) -> usize {
-        if self.counters.any_pending() { self.poll(true) } else { 0 }
+        self.poll(true)
     }
 
     /// Frees the blocks whose recorded uses are over; returns how many.

@@ -9,7 +9,7 @@ use gpupool_device::{CaptureStatus, Device, StreamHandle};
 
 use crate::allocation::Allocation;
 use crate::arena::{
-    Arena, ArenaCore, ArenaState, CaptureRoute, Handed, LaneKind, Locked, Source, Want, told, told_handed,
+    Arena, ArenaCore, ArenaState, Handed, LaneKind, Locked, NONE, NotedRoute, Source, Want, told, told_handed,
 };
 use crate::captures::ReachSets;
 use crate::error::{AllocError, PoolError};
@@ -19,7 +19,7 @@ use crate::ids::{Part, PoolId, StreamId};
 use crate::pool::{Pool, PoolEntry, PoolTable};
 use crate::provider::SegmentProvider;
 use crate::routing::Route;
-use crate::shared::{CAPTURES, ROUNDS, Shared, UNUSUAL};
+use crate::shared::{CAPTURES, ROUNDS, SCOPES, Shared, UNUSUAL};
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
 use crate::sync::{Mutex, QuickGuard, Rank};
@@ -275,14 +275,30 @@ impl<D: Device> Inner<D> {
         let route = self.route(stream, status)?;
         let in_capture = self.shared.in_capture()? || matches!(route, Route::Capture(..));
         let size = self.shared.round(requested);
-        let small = if matches!(route, Route::Default) { self.shared.rules.small_limit } else { SMALL_LIMIT };
+        let small = if matches!(route, Route::Default(_)) { self.shared.rules.small_limit } else { SMALL_LIMIT };
         let part = if size <= small { Part::Small } else { Part::Large };
         let index = part.index() as u32;
         let (pool, arena, lane, neutral) = match route {
-            Route::Default => (None, Arc::clone(&stream.arena), stream.lane + index, None),
-            Route::Scope(pool) => {
-                let lane = pool.arena.lock().lanes_of(pool.slot, &stream.core, LaneKind::Stream) + index;
-                (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane, None)
+            Route::Default(claim) => {
+                if let Some(claim) = claim {
+                    stream.arena.lock().note_claim(stream.lane, claim);
+                    stream.arena.remember_route(&stream.arena, stream.lane);
+                }
+                (None, Arc::clone(&stream.arena), stream.lane + index, None)
+            }
+            Route::Scope(pool, claim) => {
+                let mut state = pool.arena.lock();
+                // Another thread may have closed the scope, and let the pool go.
+                if !state.slots[pool.slot as usize].is_of(pool.id) {
+                    return Err(PoolError::Unknown { pool: pool.id }.into());
+                }
+                let lane = state.lanes_of(pool.slot, &stream.core, LaneKind::Stream);
+                if let Some(claim) = claim {
+                    state.note_claim(lane, claim);
+                    pool.arena.remember_route(&stream.arena, lane);
+                }
+                drop(state);
+                (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane + index, None)
             }
             Route::Capture(pool, own) => {
                 let mut state = pool.arena.lock();
@@ -331,7 +347,7 @@ impl<D: Device> Inner<D> {
         requested.wrapping_sub(1) < LARGEST && stream.allocator == self.id
     }
 
-    /// A request of any kind that is not served by the shortest way: one while captures may be under way; one on a thread's own stream; one that
+    /// A request of any kind that is not served by the shortest way: one while captures may be under way or scopes are open; one on a thread's own stream; one that
     /// finds the lock taken; one that is rounded as configured; and all that are unusual.
     #[inline(never)]
     pub(crate) fn alloc_beside(
@@ -340,13 +356,34 @@ impl<D: Device> Inner<D> {
         stream: &Stream<D>,
     ) -> Result<Allocation<D>, AllocError> {
         let unusual = self.shared.attention.get() & UNUSUAL & !(CAPTURES | ROUNDS);
-        if !self.is_usual(&stream.core, requested) || unusual != 0 || !stream.core.is_usable() {
+        if !self.is_usual(&stream.core, requested) || unusual & !SCOPES != 0 || !stream.core.is_usable() {
             return self.alloc_the_long_way(requested, stream, None);
         }
-        if self.shared.registry.is_quiet() {
-            return self.alloc_outside_captures(requested, stream, None);
+        match (self.shared.registry.is_quiet(), unusual == 0) {
+            (true, true) => self.alloc_outside_captures(requested, stream, None),
+            (true, false) => self.alloc_under_scopes(requested, stream),
+            (false, true) => self.alloc_beside_captures(requested, stream),
+            (false, false) => self.alloc_the_long_way(requested, stream, None),
         }
-        self.alloc_beside_captures(requested, stream)
+    }
+
+    /// A usual request while scopes are open and no capture is: from where they sent the stream's last one, if none was opened or closed since.
+    #[inline(never)]
+    fn alloc_under_scopes(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
+        // Read before the lane: a scope that this thread has closed, or opened, is counted.
+        let version = self.shared.context.scopes.version();
+        let Some(NotedRoute { core, lane }) = stream.arena.route() else {
+            return self.alloc_the_long_way(requested, stream, None);
+        };
+        let locked = core.lock();
+        if !locked.state.is_claimed(lane, &stream.core, version) {
+            drop(locked);
+            return self.alloc_the_long_way(requested, stream, None);
+        }
+        let is_default = std::ptr::eq(core, stream.arena.core);
+        let small = if is_default { self.shared.rules.small_limit } else { SMALL_LIMIT };
+        let want = self.shared.want(requested, small);
+        self.alloc_of_bin((core, Source { lane, neutral: NONE }), stream, (want, None), locked)
     }
 
     /// A usual request while captures may be under way: from where the route leads of the capture that its stream is in.
@@ -364,7 +401,7 @@ impl<D: Device> Inner<D> {
         };
         // Somebody else in the pool's arena is rare: the long way waits there, and looks up anew what may have changed meanwhile.
         let locked = stream.arena.route().and_then(|to| Some((to, to.core.try_lock()?)));
-        let Some((CaptureRoute { core, lane }, locked)) = locked else {
+        let Some((NotedRoute { core, lane }, locked)) = locked else {
             return self.alloc_the_long_way(requested, stream, status);
         };
         let Some(neutral) = locked.neutral_beside(lane, &stream.core, capture) else {
@@ -480,7 +517,7 @@ impl<D: Device> Inner<D> {
 
     /// Forgets the arenas of retired streams that hold nothing any more, and the streams whose last work is done.
     pub(crate) fn forget_retired(&self) {
-        for arena in self.default_arenas().iter() {
+        for arena in self.default_arenas().iter().filter(|arena| arena.offers.are_of_retired()) {
             let mut state = arena.lock();
             let retired = state.lanes.iter().all(|l| !l.in_use || l.core.is_retired());
             if self.single.is_some() || !arena.holds_default || !retired || !state.segments.is_empty() {

@@ -144,6 +144,9 @@ impl<D: Device> Arena<D> {
     fn idle_of_part(&self, slot: u32, part: Part) -> Vec<Idle> {
         let mut state = self.lock();
         state.flush_bins(&self.counters);
+        if !self.offers.any() {
+            return Vec::new();
+        }
         let lanes = state.lanes_in_order(slot, part);
         let mut idle = state.idle_in_order(|l| l.slot == slot && l.part == part);
         idle.sort_by_key(|i| lanes.iter().position(|l| *l == i.lane));
@@ -347,7 +350,8 @@ impl<D: Device> Inner<D> {
         self.shared.retry_stranded();
         if !in_capture {
             self.shared.totals.lock().syncs += 1;
-            for arena in self.arenas() {
+            // What is deferred counts as pending.
+            for arena in self.arenas().iter().filter(|arena| arena.counters.any_pending()) {
                 arena.flush_deferred(|_| true);
                 arena.wait_for_pending()?;
             }
@@ -394,7 +398,7 @@ impl<D: Device> Inner<D> {
         self.shared.retry_stranded();
         self.settle_leaving(false)?;
         for arena in self.arenas() {
-            if !in_capture {
+            if !in_capture && arena.counters.any_pending() {
                 arena.flush_deferred(|_| true);
                 arena.poll(true);
             }
@@ -426,11 +430,20 @@ impl<D: Device> Inner<D> {
     }
 
     fn note_held(&self, in_capture: bool, out: &mut Trimmed) {
+        let rules = &self.shared.rules;
         for arena in self.arenas() {
+            if arena.holds_default && !in_capture && !rules.single_arena {
+                continue;
+            }
+            // What a private pool has idle can be had without a look at each of its segments.
+            if !arena.holds_default && rules.pages.is_none() && arena.counters.binned().0 == 0 {
+                out.held_by_pools_bytes += arena.offers.bytes();
+                continue;
+            }
             let default = |l: &Lane| arena.is_default_slot(l.slot);
             let mut state = arena.lock();
             state.flush_bins(&arena.counters);
-            if let Some(rules) = &self.shared.rules.pages {
+            if let Some(rules) = &rules.pages {
                 out.held_by_pools_bytes += state.free_page_bytes(rules.page_bytes(), |l| !default(l));
                 if in_capture {
                     out.held_by_capture_bytes += state.free_page_bytes(rules.page_bytes(), default);

@@ -2,7 +2,7 @@
 //!
 //! A scope is "route these requests to that pool". It is not a capture, and is never treated as one (but see the policies).
 
-use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::thread::ThreadId;
 
@@ -47,10 +47,46 @@ pub(crate) struct Scope {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ScopeKey(usize);
 
+/// Of where a stream's requests go outside captures: for which requests that answer holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Claim {
+    /// The [version](Scopes::version) of the scopes that were asked.
+    scopes: u64,
+    /// The only thread whose requests they were asked for; else it holds for all threads.
+    only_from: Option<ThreadId>,
+}
+
+impl Claim {
+    /// Holds for no request.
+    pub(crate) const NONE: Self = Self { scopes: 0, only_from: None };
+
+    /// Of an answer of these scopes, newest first, of which the last one claims the request or none does. `None` if there is none to ask, or the
+    /// driver had a say.
+    fn of(version: u64, asked: &[Scope]) -> Option<Self> {
+        let mut only_from = None;
+        for scope in asked {
+            match scope.filter {
+                Filter::All | Filter::Stream(_) => {}
+                Filter::Thread(_) => only_from = Some(std::thread::current().id()),
+                Filter::Capture(_) => return None,
+            }
+        }
+        (!asked.is_empty()).then_some(Self { scopes: version, only_from })
+    }
+
+    /// Whether it holds for a request of the calling thread under scopes of this version.
+    #[inline(always)]
+    pub(crate) fn holds(&self, version: u64) -> bool {
+        self.scopes == version && self.only_from.is_none_or(|thread| thread == std::thread::current().id())
+    }
+}
+
 /// The open scopes of an allocator, oldest first.
 #[derive(Debug)]
 pub(crate) struct Scopes {
     open: AtomicUsize,
+    /// Counts openings and closings, under the list's lock. Begins at 1.
+    version: AtomicU64,
     keys: AtomicUsize,
     list: Mutex<Vec<Scope>>,
     /// Where it is noted whether one is open.
@@ -60,11 +96,18 @@ pub(crate) struct Scopes {
 impl Scopes {
     pub(crate) fn new(attention: &Arc<Attention>) -> Self {
         let list = Mutex::new(Rank::Leaf, Vec::new());
-        Self { open: AtomicUsize::new(0), keys: AtomicUsize::new(0), list, attention: Arc::clone(attention) }
+        Self {
+            open: AtomicUsize::new(0),
+            version: AtomicU64::new(1),
+            keys: AtomicUsize::new(0),
+            list,
+            attention: Arc::clone(attention),
+        }
     }
 
     /// Under the list's lock.
     fn note_open(&self, open: usize) {
+        self.version.fetch_add(1, Ordering::Release);
         self.open.store(open, Ordering::Release);
         self.attention.set(SCOPES, open > 0);
     }
@@ -73,6 +116,12 @@ impl Scopes {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.open.load(Ordering::Acquire) == 0
+    }
+
+    /// Differs from what it was before if a scope was opened or closed in between. One load.
+    #[inline(always)]
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
     }
 
     /// Opens a scope. Its key is unlike every earlier one's.
@@ -97,18 +146,19 @@ impl Scopes {
         self.list.lock().iter().any(|s| s.pool == pool)
     }
 
-    /// All open scopes, newest first.
-    pub(crate) fn newest_first(&self) -> Vec<Scope> {
-        self.list.lock().iter().rev().copied().collect()
+    /// All open scopes, newest first, and their [version](Self::version).
+    pub(crate) fn newest_first(&self) -> (u64, Vec<Scope>) {
+        let list = self.list.lock();
+        (self.version(), list.iter().rev().copied().collect())
     }
 }
 
 /// Where a request goes.
 pub(crate) enum Route<D: Device> {
-    /// The default pool.
-    Default,
+    /// The default pool, by the open scopes if there is a claim.
+    Default(Option<Claim>),
     /// A private pool, by an open scope.
-    Scope(Arc<Pool<D>>),
+    Scope(Arc<Pool<D>>, Option<Claim>),
     /// A pool of the capture that the stream is in. The capture's own one, for which the stream remembers the route, comes with the
     /// capture and the number of sessions closed before it was looked up.
     Capture(Arc<Pool<D>>, Option<(CaptureId, u64)>),
@@ -125,18 +175,18 @@ impl<D: Device> Inner<D> {
         match self.shared.rules.routing {
             Routing::NewestScope => {
                 if self.shared.context.scopes.is_empty() {
-                    return Ok(Route::Default);
+                    return Ok(Route::Default(None));
                 }
-                for scope in self.shared.context.scopes.newest_first() {
+                for scope in self.shared.context.scopes.newest_first().1 {
                     if self.claims(&scope.filter, stream, None)? {
-                        return Ok(Route::Scope(self.pools.get(scope.pool)?));
+                        return Ok(Route::Scope(self.pools.get(scope.pool)?, None));
                     }
                 }
-                Ok(Route::Default)
+                Ok(Route::Default(None))
             }
             Routing::CaptureFirst => {
                 if self.shared.context.scopes.is_empty() && self.shared.registry.is_quiet() {
-                    return Ok(Route::Default);
+                    return Ok(Route::Default(None));
                 }
                 self.route_capture_first(stream, status)
             }
@@ -162,25 +212,28 @@ impl<D: Device> Inner<D> {
                 return Err(AllocError::InvalidatedCapture { stream: stream.core.id });
             }
         };
-        let scopes = self.shared.context.scopes.newest_first();
-        let open_scope = |inside: bool| -> Result<Option<PoolId>, AllocError> {
-            for scope in &scopes {
-                let opened_inside = scope.inside.is_some() && scope.inside == capture;
-                if opened_inside == inside && self.claims(&scope.filter, stream, status)? {
-                    return Ok(Some(scope.pool));
+        let (version, scopes) = self.shared.context.scopes.newest_first();
+        // Those opened inside the capture, or without one all.
+        let claiming = || -> Result<Option<usize>, AllocError> {
+            for (at, scope) in scopes.iter().enumerate() {
+                let counts = capture.is_none() || scope.inside == capture;
+                if counts && self.claims(&scope.filter, stream, status)? {
+                    return Ok(Some(at));
                 }
             }
             Ok(None)
         };
+        let claiming = claiming()?;
+        let scope = claiming.map(|at| scopes[at].pool);
         let Some(capture) = capture else {
-            return Ok(match open_scope(false)?.filter(|pool| !pool.is_default()) {
-                Some(pool) => Route::Scope(self.pools.get(pool)?),
-                None => Route::Default,
+            let claim = Claim::of(version, &scopes[..claiming.map_or(scopes.len(), |at| at + 1)]);
+            return Ok(match scope.filter(|pool| !pool.is_default()) {
+                Some(pool) => Route::Scope(self.pools.get(pool)?, claim),
+                None => Route::Default(claim),
             });
         };
-        let scope = open_scope(true)?;
         if scope.is_some_and(PoolId::is_default) {
-            return Ok(Route::Default);
+            return Ok(Route::Default(None));
         }
         let device = self.shared.driver.device().ordinal();
         let Some((session, own)) = registry.find(capture, device, stream.core.handle) else {

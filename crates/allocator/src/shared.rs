@@ -45,7 +45,7 @@ pub(crate) const SCOPES: u8 = 32;
 pub(crate) const CAPTURES: u8 = 64;
 /// Requests are rounded as configured, and not just up to 512 bytes: always so, or never.
 pub(crate) const ROUNDS: u8 = 128;
-/// What makes a request leave the shortest way; but for the last two it takes the long way then.
+/// What makes a request leave the shortest way; but for the last three it takes the long way then.
 pub(crate) const UNUSUAL: u8 = AGES | RECORDS | POLLS | SCOPES | CAPTURES | ROUNDS;
 
 /// What a request or a free must look at beside the usual, as bits: the constants above.

@@ -15,6 +15,7 @@ use super::{ArenaState, BlockState, NONE, Was};
 use crate::counters::ArenaCounters;
 use crate::ids::Part;
 use crate::index::FreeIndex;
+use crate::routing::Claim;
 use crate::stream::StreamCore;
 
 /// No capture has this id: it is what a driver says of one that was invalidated.
@@ -40,6 +41,8 @@ pub(crate) struct Lane {
     pub(crate) kind: LaneKind,
     /// The capture whose requests on the stream are served from here by the shortest way, while it is under way; else [`NO_CAPTURE`].
     pub(crate) capture: CaptureId,
+    /// Of a stream's small lane: of which requests it is known that open scopes send them here.
+    pub(crate) claim: Claim,
     /// Of a capture's small lane: the pool's neutral one, once the former serves so.
     pub(crate) neutral: u32,
     pub(crate) core: Arc<StreamCore>,
@@ -60,6 +63,7 @@ impl ArenaState {
             part,
             kind,
             capture: NO_CAPTURE,
+            claim: Claim::NONE,
             neutral: NONE,
             core: Arc::clone(core),
             index: FreeIndex::new(stacked),
@@ -75,6 +79,21 @@ impl ArenaState {
             self.lanes.push(make(Part::Large));
         }
         at as u32
+    }
+
+    /// From now on this small lane of a stream serves the requests of this claim by the shortest way, unless it is gone.
+    pub(crate) fn note_claim(&mut self, lane: u32, claim: Claim) {
+        let lane = &mut self.lanes[lane as usize];
+        if lane.in_use {
+            lane.claim = claim;
+        }
+    }
+
+    /// Whether this is the small lane of the stream that serves the calling thread's requests under scopes of this version.
+    #[inline(always)]
+    pub(crate) fn is_claimed(&self, lane: u32, stream: &Arc<StreamCore>, scopes: u64) -> bool {
+        let lane = self.lanes.get(lane as usize);
+        lane.is_some_and(|lane| lane.claim.holds(scopes) && Arc::ptr_eq(&lane.core, stream))
     }
 
     /// Moves every block of some lanes of a pool slot to the pool's neutral lanes: free ones merge there, others go there when they

@@ -39,6 +39,7 @@ use crate::idle::{Idle, IdleState};
 use crate::ids::{Part, PoolId};
 use crate::pages::Leaving;
 use crate::peaks::Publisher;
+use crate::routing::Claim;
 use crate::shared::Shared;
 use crate::stream::StreamCore;
 use crate::sync::QuickGuard;
@@ -98,6 +99,13 @@ pub(crate) struct PoolSlot {
     pub(crate) in_use: bool,
 }
 
+impl PoolSlot {
+    /// Whether this pool has the slot.
+    pub(crate) fn is_of(&self, pool: PoolId) -> bool {
+        self.in_use && self.pool == pool
+    }
+}
+
 /// What an arena's lock protects.
 #[derive(Debug)]
 pub(crate) struct ArenaState {
@@ -137,7 +145,7 @@ pub(crate) struct Arena<D: Device> {
     pub(crate) offers: Arc<Offers>,
     /// Slot 0 is the default pool's.
     pub(crate) holds_default: bool,
-    /// Where the requests of the last capture that this arena's stream was in went: see [`CaptureRoute`].
+    /// Where the last requests that this arena's stream made in a capture, or under scopes, went: see [`NotedRoute`].
     route: AtomicU64,
     /// Where its memory is, and who moves it.
     pub(crate) idle: Idle,
@@ -145,16 +153,16 @@ pub(crate) struct Arena<D: Device> {
     barren: AtomicI64,
 }
 
-/// Where one stream's requests in a capture go: the core of the pool's arena, and the stream's small lane there. Only a hint: whether it holds
-/// is looked up under the core's lock, in the lane, which names its stream and the capture, whose id is never used again. So a route keeps
-/// nothing, needs no lock, and may lead to an arena that is gone.
+/// Where one stream's requests in a capture go, or under scopes: the core of the pool's arena, and the stream's small lane there. Only a hint:
+/// whether it holds is looked up under the core's lock, in the lane, which names its stream and the capture, whose id is never used again, or
+/// has a [`Claim`], whose version is not. So a route keeps nothing, needs no lock, and may lead to an arena that is gone.
 #[derive(Clone, Copy)]
-pub(crate) struct CaptureRoute {
+pub(crate) struct NotedRoute {
     pub(crate) core: &'static ArenaCore,
     pub(crate) lane: u32,
 }
 
-impl CaptureRoute {
+impl NotedRoute {
     /// No core has such a number.
     const NONE: u64 = u64::MAX;
 }
@@ -171,7 +179,7 @@ impl<D: Device> Arena<D> {
             counters,
             offers,
             holds_default,
-            route: AtomicU64::new(CaptureRoute::NONE),
+            route: AtomicU64::new(NotedRoute::NONE),
             idle: Idle::new(),
             barren: AtomicI64::new(-1),
         });
@@ -219,14 +227,14 @@ impl<D: Device> Arena<D> {
         ArenaGuard { locked: self.core.lock(), _publisher: Publisher(self) }
     }
 
-    /// The route of the capture that the arena's stream is in, if it is known.
+    /// Where the last requests of the arena's stream in a capture, or under scopes, went.
     #[inline(always)]
-    pub(crate) fn route(&self) -> Option<CaptureRoute> {
+    pub(crate) fn route(&self) -> Option<NotedRoute> {
         let route = self.route.load(Ordering::Relaxed);
-        Some(CaptureRoute { core: ArenaCore::numbered((route >> 32) as u32)?, lane: route as u32 })
+        Some(NotedRoute { core: ArenaCore::numbered((route >> 32) as u32)?, lane: route as u32 })
     }
 
-    /// Remembers that the requests of `stream`'s capture come here, to this small lane.
+    /// Remembers that the requests of `stream` come here, to this small lane.
     pub(crate) fn remember_route(&self, stream: &Self, lane: u32) {
         stream.route.store(u64::from(self.core.number()) << 32 | u64::from(lane), Ordering::Relaxed);
     }
@@ -369,6 +377,7 @@ impl ArenaState {
         for lane in self.lanes.iter_mut().filter(|l| l.slot == slot) {
             lane.in_use = false;
             lane.capture = NO_CAPTURE;
+            lane.claim = Claim::NONE;
         }
     }
 

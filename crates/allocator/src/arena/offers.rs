@@ -6,7 +6,7 @@
 //! arena only if that has one that may fit.
 //!
 //! * **O1** The list has each segment that is one free block, and nothing else, in the order of sizes.
-//! * **O2** Whenever the arena's lock is free, the bits are those of the list.
+//! * **O2** Whenever the arena's lock is free, the bits are those of the list, and its bytes are said beside them.
 //!
 //! Binned blocks keep their segment from being idle, so nothing is offered of it until the arena's own requests empty the bins.
 
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::ids::Part;
 use crate::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::sync::atomic::{AtomicBool, AtomicU64};
-use crate::units::Units;
+use crate::units::{UNIT, Units};
 
 use super::BlockId;
 
@@ -25,6 +25,8 @@ use super::BlockId;
 pub(crate) struct Offers {
     /// Of each part.
     classes: [AtomicU64; 2],
+    /// Of all idle segments together, in units.
+    units: AtomicU64,
     /// Whether a stream of the arena was retired.
     retired: AtomicBool,
 }
@@ -51,6 +53,11 @@ impl Offers {
         self.classes.iter().any(|classes| classes.load(Relaxed) != 0)
     }
 
+    /// Bytes of all idle segments.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.units.load(Relaxed) * UNIT
+    }
+
     /// A stream of the arena was retired.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Release);
@@ -59,6 +66,13 @@ impl Offers {
     /// Whether a stream of the arena was retired.
     pub(crate) fn are_of_retired(&self) -> bool {
         self.retired.load(Acquire)
+    }
+
+    /// One writer at a time, as of the bits.
+    fn count(&self, size: Units, came: bool) {
+        let before = self.units.load(Relaxed);
+        let after = if came { before + u64::from(size) } else { before.saturating_sub(size.into()) };
+        self.units.store(after, Relaxed);
     }
 
     fn set(&self, part: Part, class: u32, on: bool) {
@@ -92,6 +106,7 @@ impl IdleSegments {
         let list = &mut self.by_size[part.index()];
         let at = list.partition_point(|entry| *entry < (size, block));
         list.insert(at, (size, block));
+        self.offers.count(size, true);
         self.offers.set(part, class_of(size), true);
     }
 
@@ -102,6 +117,7 @@ impl IdleSegments {
         let at = list.partition_point(|entry| *entry < (size, block));
         if list.get(at) == Some(&(size, block)) {
             list.remove(at);
+            self.offers.count(size, false);
         }
         let class = class_of(size);
         let same = |entry: Option<&(Units, BlockId)>| entry.is_some_and(|(size, _)| class_of(*size) == class);
@@ -135,6 +151,10 @@ impl IdleSegments {
         listed.sort_unstable();
         if listed != real {
             return Err(format!("O1: {listed:?} are listed as idle, {real:?} are"));
+        }
+        let bytes = real.iter().map(|(_, size, _)| u64::from(*size) * UNIT).sum::<u64>();
+        if self.offers.bytes() != bytes {
+            return Err(format!("O2: {} bytes are offered and {bytes} are there", self.offers.bytes()));
         }
         for part in Part::ALL {
             let sizes = real.iter().filter(|(of, ..)| *of == part).map(|(_, size, _)| *size);
