@@ -157,7 +157,12 @@ impl FreeIndex {
 
     /// All blocks in order. O(n).
     pub(crate) fn in_order(&self, blocks: &[Block]) -> Vec<BlockId> {
-        let (mut out, mut class) = (Vec::new(), 0);
+        self.in_order_from(blocks, 0)
+    }
+
+    /// Those of the class of a size and of larger ones, in order. O(them).
+    pub(crate) fn in_order_from(&self, blocks: &[Block], size: Units) -> Vec<BlockId> {
+        let (mut out, mut class) = (Vec::new(), class_of(size));
         while let Some(found) = self.bitmap.next(class) {
             if found < self.stacks {
                 stack::in_order(blocks, self.roots[found], &mut out);
@@ -236,7 +241,13 @@ mod tests {
                     assert_eq!(index.in_order(&blocks), model.iter().map(|(_, id)| *id).collect::<Vec<_>>());
                 }
             }
-            assert_eq!(index.in_order(&blocks), model.iter().map(|(_, id)| *id).collect::<Vec<_>>());
+            let all: Vec<_> = model.iter().map(|(_, id)| *id).collect();
+            assert_eq!(index.in_order(&blocks), all);
+            for size in [1, 5, 100, 1_000, 100_000] {
+                let from = index.in_order_from(&blocks, size);
+                let first = all.iter().position(|id| blocks[*id].size >= size).unwrap_or(all.len());
+                assert!(all.ends_with(&from) && from.len() >= all.len() - first, "seed {seed} from {size}");
+            }
             assert_eq!(index.largest(&blocks).map(|id| blocks[id].size), model.iter().next_back().map(|(k, _)| k.size));
         }
     }

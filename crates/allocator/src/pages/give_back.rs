@@ -6,7 +6,7 @@ use gpupool_device::{Address, Device};
 
 use super::plan::Candidate;
 use super::table::Piece;
-use crate::arena::{Arena, BlockId, Lane};
+use crate::arena::{Arena, BlockId, BlockState, Lane};
 use crate::error::AllocError;
 use crate::reclaim::{Patience, Trimmed};
 use crate::stream::StreamCore;
@@ -106,12 +106,11 @@ impl<D: Device> Arena<D> {
     fn give_back_stretch(&self, lane: u32, stretch: &Stretch, out: &mut Trimmed, may: &impl Fn() -> bool) {
         let (held, address, pieces): (BlockId, Address, Vec<(Units, Piece)>) = {
             let mut state = self.lock();
-            let found = state.candidates(1, &[lane]).iter().any(|c| {
-                c.block == stretch.block
-                    && c.offset == stretch.start
-                    && state.end_of(c.block) >= stretch.end
-                    && c.since <= stretch.since
-            });
+            let block = &state.blocks[stretch.block];
+            let free = block.state == BlockState::Free && block.lane == lane;
+            let found = free
+                && state.end_of(stretch.block) >= stretch.end
+                && state.whole_pieces(stretch.block).any(|(at, p)| at == stretch.start && p.since <= stretch.since);
             let newest = state.whole_pieces(stretch.block).map(|(_, p)| p.since).max();
             // Somebody used it meanwhile.
             if !found || !may() || newest.is_none() {

@@ -161,12 +161,14 @@ impl ArenaState {
         table.into_iter().flat_map(move |t| t.within(block.offset, block.offset + block.size))
     }
 
-    /// The free blocks of a lane that may hold whole pieces, smallest first. O(free blocks of the lane).
+    /// The free blocks of a lane that may hold whole pieces, smallest first. O(them).
     pub(crate) fn paged_blocks(&self, lane: u32, page: Units) -> Vec<BlockId> {
-        let order = self.lanes[lane as usize].index.in_order(&self.blocks);
-        let first = order.partition_point(|id| self.blocks[*id].size < page);
-        let paged = |id: &BlockId| self.segments.get(self.blocks[*id].segment).is_some_and(|s| s.pages.is_some());
-        order[first..].iter().copied().filter(paged).collect()
+        let mut order = self.lanes[lane as usize].index.in_order_from(&self.blocks, page);
+        order.retain(|id| {
+            let block = &self.blocks[*id];
+            block.size >= page && self.segments.get(block.segment).is_some_and(|s| s.pages.is_some())
+        });
+        order
     }
 
     /// Bytes in whole pieces that nobody uses, and in wholly free segments of other kinds, of the lanes that `pick` accepts.

@@ -85,6 +85,15 @@ pub(crate) struct Candidate {
     pub(crate) ordinal: u64,
 }
 
+impl Candidate {
+    /// Its place in the order in which pieces are taken, as one number, since all of them are sorted: the largest first, of equals those out of
+    /// the smallest blocks, and then by where they lie.
+    fn rank(&self) -> u128 {
+        let parts = [!self.units, self.block_units, self.block, self.offset];
+        parts.iter().fold(0, |rank, part| rank << 32 | u128::from(*part))
+    }
+}
+
 impl ArenaState {
     /// The hole of a pool's part that leaves the least to be mapped for `size`; among equals the smallest. O(holes).
     ///
@@ -142,7 +151,7 @@ impl ArenaState {
         self.lanes.iter().any(|l| l.in_use && l.slot == slot && l.kind != LaneKind::Stream)
     }
 
-    /// Every whole piece in a free block of these lanes. O(free blocks and their pieces).
+    /// Every whole piece in a free block of these lanes. O(free blocks of a page and more, and their pieces).
     pub(crate) fn candidates(&self, page: Units, lanes: &[u32]) -> Vec<Candidate> {
         let mut out = Vec::new();
         for lane in lanes {
@@ -170,7 +179,7 @@ pub(crate) fn choose(
     spare: Units,
     out: &mut Vec<Candidate>,
 ) -> (Units, Vec<Candidate>) {
-    from.sort_unstable_by_key(|c| (std::cmp::Reverse(c.units), c.block_units, c.block, c.offset));
+    from.sort_unstable_by_key(Candidate::rank);
     let mut missing = wanted;
     let mut covers: Vec<Candidate> = Vec::new();
     for candidate in from {
@@ -193,6 +202,11 @@ pub(crate) fn choose(
 /// As [`choose`], with the piece that covers the rest, if there is one. Returns what is still missing.
 pub(crate) fn choose_covering(from: Vec<Candidate>, wanted: Units, spare: Units, out: &mut Vec<Candidate>) -> Units {
     let (missing, covers) = choose(from, wanted, spare, out);
+    cover(missing, &covers, out)
+}
+
+/// The second half of [`choose_covering`].
+pub(super) fn cover(missing: Units, covers: &[Candidate], out: &mut Vec<Candidate>) -> Units {
     let cover = covers.first();
     out.extend(cover);
     missing.saturating_sub(cover.map_or(0, |c| c.units))

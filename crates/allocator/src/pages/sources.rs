@@ -7,7 +7,7 @@ use gpupool_device::{Address, Device, DriverResult};
 
 use super::assemble::{Assembly, Haste};
 use super::leave::Leaving;
-use super::plan::{Candidate, PageRules, choose, choose_covering};
+use super::plan::{Candidate, PageRules, choose, choose_covering, cover};
 use super::table::Piece;
 use crate::arena::{Arena, ArenaState, BlockId};
 use crate::counters::PoolCounters;
@@ -60,21 +60,20 @@ impl<D: Device> Inner<D> {
             let lanes: Vec<u32> = [first, first + 1].into_iter().filter(|l| state.may_move(*l)).collect();
             let candidates = state.candidates(rules.page, &lanes);
             let mut chosen = Vec::new();
-            let (rest, covers) = choose(candidates.clone(), missing, assembly.spare(), &mut chosen);
+            let (rest, covers) = choose(candidates, missing, assembly.spare(), &mut chosen);
             let pays = |c: &Candidate| c.units > rules.page && rules.cut_pays(c.offset, c.units, c.offset + rest);
             let cuttable = covers.iter().copied().find(|c| pays(c) && state.may_cut(c));
-            if let Some(cover) = cuttable.filter(|_| attempt == 0) {
+            if let Some(whole) = cuttable.filter(|_| attempt == 0) {
                 // Moved whole it would be pinned where the request ends.
-                let held = state.hold(cover.block, cover.offset, cover.offset + cover.units, &arena.counters);
+                let held = state.hold(whole.block, whole.offset, whole.offset + whole.units, &arena.counters);
                 drop(state);
-                self.recreate(request, rules, held, cover.offset + rest)?;
+                self.recreate(request, rules, held, whole.offset + rest)?;
                 continue;
             }
             if rest > 0 && matches!(haste, Haste::Sparing { .. }) {
                 return Ok(rest);
             }
-            let mut chosen = Vec::new();
-            let missing = choose_covering(candidates, missing, assembly.spare(), &mut chosen);
+            let missing = cover(rest, &covers, &mut chosen);
             let sources = hold_sources(&mut state, arena, chosen);
             drop(state);
             assembly.sources.extend(sources);

@@ -168,10 +168,12 @@ impl PageTable {
     /// Work before `stamp` may have used a range. O(pieces in it).
     #[inline]
     pub(crate) fn stamp(&mut self, start: Units, end: Units, stamp: u64) {
+        // As slices, so that where they lie is looked up once.
+        let (cells, pieces) = (self.cells.as_slice(), self.pieces.as_mut_slice());
         let mut at = start;
         while at < end {
             let cell = at >> self.cell;
-            let piece = self.cells.get(cell as usize).and_then(|id| self.pieces.get_mut(*id as usize)?.as_mut());
+            let piece = cells.get(cell as usize).and_then(|id| pieces.get_mut(*id as usize)?.as_mut());
             at = match piece {
                 Some((start, piece)) => {
                     piece.since = stamp;
