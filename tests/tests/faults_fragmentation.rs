@@ -301,6 +301,37 @@ fn waste_by_rounding_is_told() {
     lab.done();
 }
 
+// A rounded size beyond what a segment can be must not wrap around to nothing.
+#[test]
+fn a_request_that_is_rounded_beyond_all_segments_is_refused_and_takes_nothing() {
+    for config in [segments(Backing::Virtual), pages(Preset::Balanced)] {
+        let lab = Lab::with(config.with_rounding(Rounding::uniform(4).unwrap()), 10_000);
+        let (stream, scope) = (lab.stream(1), PoolId::fresh());
+        let x = lab.alloc(1, 4);
+        lab.free(x);
+        for scoped in [false, true] {
+            if scoped {
+                lab.allocator.begin_allocate_to_pool(scope, Filter::All).unwrap();
+                let x = lab.alloc(1, 4);
+                lab.free(x);
+            }
+            // 2^41 bytes rounded, which is 2^32 units.
+            let refused = lab.allocator.alloc((19 << 40) / 10, &stream);
+            assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
+            lab.allocator.validate().unwrap();
+            let (x, y) = (lab.alloc(1, 4), lab.alloc(1, 4));
+            assert_ne!(x.address(), y.address());
+            lab.free(x);
+            lab.free(y);
+        }
+        lab.allocator.end_allocate_to_pool(scope).unwrap();
+        lab.allocator.release_pool(scope).unwrap();
+        // It would keep its arena, and that its events.
+        drop(stream);
+        lab.done();
+    }
+}
+
 // Entry 9.
 #[test]
 fn above_a_high_water_mark_idle_memory_goes_before_the_device_is_full() {

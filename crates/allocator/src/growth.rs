@@ -274,6 +274,10 @@ impl<D: Device> Inner<D> {
         for pool in self.pools.overflow(self.shared.rules.overflow_from_held) {
             let counters = &pool.arena.counters;
             let mut state = pool.arena.lock();
+            // It may have been forgotten since it was listed, and its slot be another pool's.
+            if !state.slots[pool.slot as usize].is_of(pool.id) {
+                continue;
+            }
             let lane = state.lanes_of(pool.slot, &request.core, LaneKind::Stream) + request.part.index() as u32;
             state.uncut = true;
             let taken = state.take(lane, request.size, ages, counters);

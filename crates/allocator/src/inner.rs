@@ -347,8 +347,8 @@ impl<D: Device> Inner<D> {
         requested.wrapping_sub(1) < LARGEST && stream.allocator == self.id
     }
 
-    /// A request of any kind that is not served by the shortest way: one while captures may be under way or scopes are open; one on a thread's own stream; one that
-    /// finds the lock taken; one that is rounded as configured; and all that are unusual.
+    /// A request of any kind that is not served by the shortest way: one while captures may be under way or scopes are open; one on a thread's own
+    /// stream; one that finds the lock taken; one that is rounded as configured; and all that are unusual.
     #[inline(never)]
     pub(crate) fn alloc_beside(
         self: &Arc<Self>,
@@ -356,7 +356,9 @@ impl<D: Device> Inner<D> {
         stream: &Stream<D>,
     ) -> Result<Allocation<D>, AllocError> {
         let unusual = self.shared.attention.get() & UNUSUAL & !(CAPTURES | ROUNDS);
-        if !self.is_usual(&stream.core, requested) || unusual & !SCOPES != 0 || !stream.core.is_usable() {
+        // Rounded as configured it may be more than a segment can be.
+        let fits = self.is_usual(&stream.core, requested) && self.is_usual(&stream.core, self.shared.round(requested));
+        if !fits || unusual & !SCOPES != 0 || !stream.core.is_usable() {
             return self.alloc_the_long_way(requested, stream, None);
         }
         match (self.shared.registry.is_quiet(), unusual == 0) {
@@ -375,11 +377,9 @@ impl<D: Device> Inner<D> {
         let Some(NotedRoute { core, lane }) = stream.arena.route() else {
             return self.alloc_the_long_way(requested, stream, None);
         };
-        let locked = core.lock();
-        if !locked.state.is_claimed(lane, &stream.core, version) {
-            drop(locked);
-            return self.alloc_the_long_way(requested, stream, None);
-        }
+        // Somebody else there is rare: the long way waits.
+        let locked = core.try_lock().filter(|locked| locked.state.is_claimed(lane, &stream.core, version));
+        let Some(locked) = locked else { return self.alloc_the_long_way(requested, stream, None) };
         let is_default = std::ptr::eq(core, stream.arena.core);
         let small = if is_default { self.shared.rules.small_limit } else { SMALL_LIMIT };
         let want = self.shared.want(requested, small);

@@ -463,7 +463,7 @@ impl<D: Device> Inner<D> {
 
     /// Forgets a pool if nobody uses it and it has no segment. One that never had any leaves no trace: its id may be used again.
     pub(crate) fn forget_if_empty(&self, pool: &Arc<Pool<D>>) {
-        let state = pool.arena.lock();
+        let mut state = pool.arena.lock();
         if state.segments.iter().any(|(_, s)| s.slot == pool.slot) {
             return;
         }
@@ -477,17 +477,25 @@ impl<D: Device> Inner<D> {
                 table.gone.insert(pool.id);
             }
             drop(table);
+            // Under the lock that it was found empty under: a request that is on its way here finds its lane gone, and not memory that
+            // nobody looks after.
+            state.remove_slot(pool.slot);
             drop(state);
             if !self.shared.rules.remembers_pools {
                 self.shared.totals.lock().forget_pool(pool.id);
             }
-            self.discard_pool(pool);
+            self.discard_arena_of(pool);
         }
     }
 
-    /// Takes a pool that has no segment, and that the table does not know, out of its arena.
+    /// Takes a pool that nobody ever saw out of its arena.
     pub(crate) fn discard_pool(&self, pool: &Pool<D>) {
         pool.arena.lock().remove_slot(pool.slot);
+        self.discard_arena_of(pool);
+    }
+
+    /// The arena of a pool whose slot is gone goes too, if it was the pool's alone.
+    fn discard_arena_of(&self, pool: &Pool<D>) {
         if !pool.arena.holds_default {
             self.shared.peaks.leave(&pool.arena);
             self.arenas.lock().retain(|a| !Arc::ptr_eq(a, &pool.arena));

@@ -70,7 +70,7 @@ pub(crate) struct ArenaRules {
     pub(crate) bins: bool,
     /// A large block's rest is kept as a block of its own if it has more bytes than this.
     pub(crate) large_remainder: u64,
-    /// A page, if requests that would pin a larger handle than that have it cut first; else 0.
+    /// A page, if requests that would pin a larger handle than that have it cut first (unless growth takes the place of that); else 0.
     pub(crate) cuts_at: Units,
     /// Whether ties between blocks of equal size are broken by address, else by the age of the segment.
     pub(crate) tie_by_address: bool,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gpupool_device::Device;
 
 use crate::arena::{Arena, BlockId, LaneKind};
-use crate::error::AllocError;
+use crate::error::{AllocError, PoolError};
 use crate::ids::{Part, PoolId};
 use crate::inner::{Inner, Request, Served};
 use crate::pool::Pool;
@@ -112,6 +112,12 @@ impl<D: Device> Inner<D> {
             .promised_memory(bytes, part, Some(&pool), self.shared.neutral.handle)?
             .ok_or(AllocError::CannotReserve { pool: id, bytes })?;
         let mut state = pool.arena.lock();
+        // It may have been forgotten while the driver was asked.
+        if !state.slots[pool.slot as usize].is_of(id) {
+            drop(state);
+            self.shared.give_back_or_strand(memory, part, Some(id));
+            return Err(PoolError::Unknown { pool: id }.into());
+        }
         pool.counters.reserved_bytes.increase(part, bytes as i64);
         let lane = state.lanes_of(pool.slot, &self.shared.neutral, LaneKind::Neutral) + part.index() as u32;
         state.attach(memory, lane);

@@ -12,8 +12,8 @@
 //!
 //! What takes blocks takes their records as a slice, which stays where it is meanwhile, so that it is looked up once.
 //!
-//! Everything costs O(log n) in the number of blocks *of one class*, O(1) in a stack, and no memory beyond the two links in each block's
-//! record.
+//! Everything costs O(log n) in the number of blocks *of one class*, O(1) in a stack, and no memory for each block beyond the two links
+//! in its record.
 
 mod classes;
 mod stack;

@@ -16,7 +16,7 @@ use crate::units::{Units, to_bytes, to_units};
 
 impl ArenaState {
     /// The piece of a free block that a block of `size` in front of it would end in, if that piece is free, larger than a page, and the
-    /// rest of it amounts to anything: offset and units. O(log pieces) for a large block.
+    /// rest of it amounts to anything: offset and units. O(1) for a large block.
     pub(crate) fn pinned_piece(&self, id: BlockId, size: Units, page: Units) -> Option<(Units, Units)> {
         let block = &self.blocks[id];
         if block.size < size.saturating_add(page) || block.size <= page {
