@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use crate::ids::Part;
 use crate::peaks::{Peak, Telling};
 
+mod past_bins;
 mod split;
 mod stat;
 mod watch;
 
+use past_bins::PastBins;
 use split::SplitCounters;
 pub use stat::{Stat, StatArray};
 use watch::Watch;
@@ -171,29 +173,6 @@ impl CounterArray {
 
     fn reset_accumulated(&self) {
         self.parts.iter().for_each(Counter::reset_accumulated);
-    }
-}
-
-/// Blocks or bytes of a part that are live or in bins, but for what bins themselves do: hand-outs from bins and frees into them change
-/// nothing here, and so cost nothing. With what is live this gives what is in bins, and with what was ever handed out how much came out of
-/// bins.
-#[derive(Debug, Default)]
-struct PastBins {
-    /// Handed out from elsewhere.
-    came: AtomicI64,
-    /// No longer live and not binned either; or out of its bin without being handed out.
-    went: AtomicI64,
-}
-
-impl PastBins {
-    /// What is live or in bins.
-    fn current(&self) -> i64 {
-        self.came.load(Relaxed) - self.went.load(Relaxed)
-    }
-
-    /// What was handed out from bins, of all that was handed out.
-    fn of_bins(&self, handed_out: &Counter) -> i64 {
-        handed_out.raw().0 - self.came.load(Relaxed)
     }
 }
 
