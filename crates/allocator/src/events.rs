@@ -137,8 +137,9 @@ impl<D: Device> Arena<D> {
         state.pending.iter().filter_map(|q| Some((Arc::clone(&q.core), q.blocks.back()?.0))).collect()
     }
 
-    /// Frees the blocks whose recorded uses are over by now; returns how many. Never waits. `mark` says whether events are recorded
-    /// for what has none yet.
+    /// Frees the blocks whose recorded uses are over by now; returns how many. Never waits. A query for each stream that blocks here wait for;
+    /// no lock where none do. `mark` says whether events are recorded for what has none yet, at most one a stream: for somebody else's miss too,
+    /// since a stream that went quiet has none of its own that would notice.
     pub(crate) fn poll(&self, mark: bool) -> usize {
         let awaited = self.awaited();
         if awaited.is_empty() {
@@ -154,12 +155,6 @@ impl<D: Device> Arena<D> {
             core.poll(&self.shared.driver);
         }
         self.settle()
-    }
-
-    /// As [`poll`](Self::poll), recording events, for somebody else's miss: a stream that went quiet has none of its own that would notice. A
-    /// query, and at most one event, for each stream that blocks here wait for; no lock where none do.
-    pub(crate) fn poll_pending(&self) -> usize {
-        self.poll(true)
     }
 
     /// Frees the blocks whose recorded uses are over; returns how many.

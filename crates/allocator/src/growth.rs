@@ -160,7 +160,7 @@ impl<D: Device> Inner<D> {
     pub(crate) fn gather_free(&self, arena: &Arc<Arena<D>>) -> bool {
         let mut any = false;
         for other in self.default_arenas().iter().filter(|other| !Arc::ptr_eq(other, arena)) {
-            any |= other.poll_pending() > 0;
+            any |= other.poll(true) > 0;
             any |= other.counters.binned().0 > 0 && other.lock().flush_bins(&other.counters);
         }
         any

@@ -244,7 +244,7 @@ impl<D: Device> Inner<D> {
             found.extend(idle.into_iter().map(|i| (Arc::clone(arena), i)));
         }
         for pool in self.pools.freeable() {
-            pool.arena.poll_pending();
+            pool.arena.poll(true);
             let idle = pool.arena.idle_segments(|lane| lane.slot == pool.slot);
             found.extend(idle.into_iter().map(|i| (Arc::clone(&pool.arena), i)));
         }
@@ -273,7 +273,7 @@ impl<D: Device> Inner<D> {
         let patience = Patience::to_wait(wait);
         self.settle_leaving(wait)?;
         for arena in self.arenas() {
-            arena.poll_pending();
+            arena.poll(true);
         }
         let mut out = Trimmed::default();
         let default_or_free = |arena: &Arena<D>, lane: &Lane, pools: &[Arc<Pool<D>>]| {

@@ -110,7 +110,7 @@ impl<D: Device> Inner<D> {
             if missing == 0 {
                 break;
             }
-            arena.poll_pending();
+            arena.poll(true);
             if haste == Haste::Usual && arena.is_barren() {
                 continue;
             }
