@@ -2,12 +2,13 @@
 //
 //   peers              names what was built: one JSON object a line
 //   peers NAME         measures on request: a line of standard input names a script and how it is to be run,
-//                      `THREADS UNITS FILE`, and is answered with one JSON object a line
+//                      `THREADS WARM_UP SPAN FILE`, in milliseconds, and is answered with one JSON object a line
 //
 // A script is a list of operations with nothing left to look up (benches/src/foreign.rs writes it): first what makes a
-// peer ready, then a turn that is repeated. A fresh peer is made for each line, made ready, warmed up for a turn, and
-// timed until `UNITS` pairs, steps or events are done, whole turns where the script says that turns must end. With
-// several threads each has a stream and a turn of its own. Nothing runs on the GPU; the figure is host time.
+// peer ready, then a turn that is repeated. A fresh peer is made for each line, made ready, warmed up for two turns and
+// for `WARM_UP`, and timed until `SPAN` has gone by, whole turns where the script says that turns must end. With several
+// threads each has a stream and a turn of its own. Nothing runs on the GPU; the figure is host time.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -140,61 +141,84 @@ struct Running {
     ++turns;
   }
 
-  // The time that so many operations of turns take, whole turns where the script says so.
-  std::chrono::nanoseconds turn_for(std::size_t operations) {
+  struct Done {
+    std::chrono::nanoseconds took{0};
+    double units = 0;
+  };
+
+  // A turn, or of one that need not end a part that ends with it at the latest.
+  Done go_on(std::size_t at_once) {
     using Clock = std::chrono::steady_clock;
     const std::size_t first = script.header.first, turn = script.header.turn;
-    std::chrono::nanoseconds took{0};
-    while (operations > 0) {
-      const std::size_t n = script.header.whole ? turn : std::min(operations, turn - at);
-      const auto start = Clock::now();
-      run(first + at, first + at + n);
-      took += Clock::now() - start;
-      at = (at + n) % turn;
-      operations -= std::min(operations, n);
-      if (script.header.whole) finish_turn();
+    const std::size_t n = script.header.whole ? turn : std::min(at_once, turn - at);
+    const auto start = Clock::now();
+    run(first + at, first + at + n);
+    const Done done{Clock::now() - start, double(n) * double(script.header.units) / double(turn)};
+    at = (at + n) % turn;
+    if (script.header.whole) finish_turn();
+    return done;
+  }
+
+  void warm_up() {
+    for (unsigned turns = 0; turns < 2; ++turns) go_on(script.header.turn);
+  }
+
+  // Goes on until so much time has been timed.
+  Done run_for(std::chrono::nanoseconds span) {
+    // Pairs and steps are two operations: a look at the clock for a thousand of them.
+    constexpr std::size_t kBetweenLooks = 2000;
+    Done all;
+    while (all.took < span) {
+      const Done done = go_on(kBetweenLooks);
+      all.took += done.took;
+      all.units += done.units;
     }
-    return took;
+    return all;
   }
 };
 
-// Nanoseconds a unit; of several threads from the first beginning to the last end.
-double measure(const Entry& entry, const Script& script, unsigned threads, std::uint64_t units) {
+// Nanoseconds from one unit of a thread to its next; of several threads from the first beginning to the last end.
+double measure(const Entry& entry, const Script& script, unsigned threads, std::chrono::nanoseconds warm_up,
+               std::chrono::nanoseconds span) {
+  using Clock = std::chrono::steady_clock;
   const auto peer = entry.make();
-  const double ops_a_unit = double(script.header.turn) / double(script.header.units);
-  const auto operations = static_cast<std::size_t>(double(units) * ops_a_unit);
-  const std::size_t warm = script.header.whole ? script.header.turn : std::min<std::size_t>(script.header.turn, operations);
   std::vector<std::unique_ptr<Running>> running;
   for (unsigned n = 0; n < threads; ++n) {
     running.push_back(std::make_unique<Running>(*peer, script, script.header.streams));
-    running.back()->turn_for(warm);
-    if (script.header.whole) running.back()->turn_for(warm);
+    running.back()->warm_up();
   }
+  double units = 0;
+  std::chrono::nanoseconds took{0};
   if (threads == 1) {
-    const auto before = running[0]->turns;
-    const auto took = running[0]->turn_for(operations);
-    const double done = script.header.whole ? double(running[0]->turns - before) * script.header.units : double(units);
-    if (running[0]->refused) throw std::runtime_error("requests were refused");
-    return double(took.count()) / done;
+    running[0]->run_for(warm_up);
+    const auto done = running[0]->run_for(span);
+    units = done.units, took = done.took;
+  } else {
+    std::atomic<unsigned> warm{0}, ready{0};
+    std::vector<Clock::time_point> begins(threads), ends(threads);
+    std::vector<double> done(threads);
+    std::vector<std::thread> workers;
+    const auto together = [threads](std::atomic<unsigned>& arrived) {
+      arrived.fetch_add(1);
+      while (arrived.load() < threads) {}
+    };
+    for (unsigned n = 0; n < threads; ++n) {
+      workers.emplace_back([&, n] {
+        check(cudaSetDevice(0), "cudaSetDevice");
+        together(warm);
+        running[n]->run_for(warm_up);
+        together(ready);
+        begins[n] = Clock::now();
+        done[n] = running[n]->run_for(span).units;
+        ends[n] = Clock::now();
+      });
+    }
+    for (auto& worker : workers) worker.join();
+    took = *std::max_element(ends.begin(), ends.end()) - *std::min_element(begins.begin(), begins.end());
+    for (double one : done) units += one;
   }
-  std::atomic<unsigned> ready{0};
-  std::vector<std::chrono::steady_clock::time_point> begins(threads), ends(threads);
-  std::vector<std::thread> workers;
-  for (unsigned n = 0; n < threads; ++n) {
-    workers.emplace_back([&, n] {
-      check(cudaSetDevice(0), "cudaSetDevice");
-      ready.fetch_add(1);
-      while (ready.load() < threads) {}
-      begins[n] = std::chrono::steady_clock::now();
-      running[n]->turn_for(operations);
-      ends[n] = std::chrono::steady_clock::now();
-    });
-  }
-  for (auto& worker : workers) worker.join();
   for (const auto& one : running) if (one->refused) throw std::runtime_error("requests were refused");
-  auto first = begins[0], last = ends[0];
-  for (unsigned n = 1; n < threads; ++n) first = std::min(first, begins[n]), last = std::max(last, ends[n]);
-  return double(std::chrono::nanoseconds(last - first).count()) / double(units);
+  return double(took.count()) * threads / units;
 }
 
 }  // namespace
@@ -217,17 +241,17 @@ int main(int count, char** arguments) {
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);
     unsigned threads = 0;
-    std::uint64_t units = 0;
+    std::int64_t warm_up = 0, span = 0;
     std::string path;
     Script script;
-    words >> threads >> units >> std::ws;
+    words >> threads >> warm_up >> span >> std::ws;
     std::getline(words, path);
-    if (threads == 0 || units == 0 || !read(path, script)) {
+    if (threads == 0 || warm_up < 0 || span <= 0 || !read(path, script)) {
       std::cout << "{\"error\": \"not a script: " << path << "\"}" << std::endl;
       continue;
     }
     try {
-      std::cout << "{\"ns\": " << measure(*entry, script, threads, units) << "}" << std::endl;
+      std::cout << "{\"ns\": " << measure(*entry, script, threads, std::chrono::milliseconds(warm_up), std::chrono::milliseconds(span)) << "}" << std::endl;
     } catch (const std::exception& error) {
       std::string what = error.what();
       for (char& letter : what) if (letter == '"' || letter == '\\' || letter < ' ') letter = ' ';

@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
 use gpupool_allocator::Policy;
@@ -17,12 +17,12 @@ use serde::Serialize;
 
 use crate::foreign::{Foreign, Named, Program};
 use crate::peers::{Alone, Gpupool, Nothing, OnDevice, SharedNaive};
+use crate::sample::{SAMPLE, WARM_UP};
 use crate::{Apart, Failed, Kind, Peer, Prepared, Running, Spread, Worker, Workload, sample, time, together};
 
-/// Units a thread, of ours and of the foreign peers, of which some take a thousand times as long.
-const PAIRS: u64 = 200_000;
-const STEPS: u64 = 50_000;
-const FOREIGN: u64 = 60_000;
+/// How long several threads run together before they are timed, each having been warmed up by itself, and how long they are timed.
+const WARM_TOGETHER: Duration = Duration::from_millis(300);
+const TOGETHER: Duration = Duration::from_millis(300);
 /// The loop alone, in every program.
 const LOOP_ALONE: &str = "loop-alone";
 
@@ -323,9 +323,6 @@ fn simulated_threads(kind: Kind, prepared: &Prepared, threads: u16) -> Sampled {
     }
 }
 
-/// How long threads run together before they are timed, each having been warmed up by itself.
-const WARM_TOGETHER: Duration = Duration::from_millis(500);
-
 /// A sample of as many threads as there are peers.
 fn of_threads<P: Peer + Send>(prepared: &Prepared, mut peers: Vec<P>) -> Sampled
 where
@@ -336,25 +333,25 @@ where
     {
         return time(prepared, peer).map(|sample| (sample.ns, sample.driver_calls));
     }
-    let rounds = if matches!(prepared, Prepared::WorkingSet { .. }) { STEPS } else { PAIRS };
-    let mut running: Vec<Apart<Running<'_, P>>> =
-        peers.into_iter().map(|peer| Running::start(prepared, peer).map(Apart)).collect::<Result<_, _>>()?;
-    let warm_up = |one: &mut Running<'_, P>| {
-        let start = Instant::now();
-        while start.elapsed() < WARM_TOGETHER {
-            one.run(rounds / 10)?;
+    let start = |peer| Running::start(prepared, peer).map(|running| Apart((running, 0)));
+    let mut running: Vec<Apart<(Running<'_, P>, u64)>> = peers.into_iter().map(start).collect::<Result<_, _>>()?;
+    let for_a_while = |span| {
+        move |(one, rounds): &mut (Running<'_, P>, u64)| {
+            *rounds = one.run_for(span)?.0;
+            Ok(())
         }
-        Ok(())
     };
-    together(&mut running, warm_up)?;
-    let took = together(&mut running, |one| one.run(rounds).map(drop))?;
+    together(&mut running, for_a_while(WARM_TOGETHER))?;
+    let took = together(&mut running, for_a_while(TOGETHER))?;
+    let rounds: u64 = running.iter().map(|Apart((_, rounds))| rounds).sum();
     let units = rounds as f64 * prepared.units_per_round() as f64;
-    Ok((took.as_nanos() as f64 / units, None))
+    Ok((took.as_nanos() as f64 * running.len() as f64 / units, None))
 }
 
 fn foreign(process: &mut Foreign, script: Option<&Path>, threads: u16) -> Sampled {
+    let (warm_up, span) = if threads == 1 { (WARM_UP, SAMPLE) } else { (WARM_TOGETHER, TOGETHER) };
     match script {
-        Some(script) => process.sample(script, threads, FOREIGN / u64::from(threads)).map(|ns| (ns, None)),
+        Some(script) => process.sample(script, threads, warm_up, span).map(|ns| (ns, None)),
         None => Err(Failed::Worker { answer: "not for this peer".to_owned() }),
     }
 }

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -111,15 +112,16 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// Nanoseconds a pair, step or event of a script, over about `units` of them a thread.
+    /// Nanoseconds a pair, step or event of a script, warmed up and then timed for as long as is said.
     ///
     /// # Errors
     ///
     /// [`Failed::Worker`] with what the peer says, [`Failed::Io`].
-    pub fn sample(&mut self, script: &Path, threads: u16, units: u64) -> Result<f64, Failed> {
+    pub fn sample(&mut self, script: &Path, threads: u16, warm_up: Duration, span: Duration) -> Result<f64, Failed> {
         let what = "the program of peers";
         if let Some(questions) = &mut self.questions {
-            writeln!(questions, "{threads} {units} {}", script.display()).map_err(Failed::io(what))?;
+            let (warm_up, span) = (warm_up.as_millis(), span.as_millis());
+            writeln!(questions, "{threads} {warm_up} {span} {}", script.display()).map_err(Failed::io(what))?;
         }
         let mut text = String::new();
         self.answers.read_line(&mut text).map_err(Failed::io(what))?;

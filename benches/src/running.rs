@@ -8,6 +8,8 @@ use crate::{Failed, Op, Peer, Prepared, Script, Step};
 /// Pairs and turns before anything is timed; of a working set all its steps are run once.
 const WARM_PAIRS: u64 = 2_000;
 const WARM_TURNS: u64 = 2;
+/// Pairs or steps between two looks at the clock, where it is the time that ends a run; of a trace it is a turn.
+const BETWEEN_LOOKS: u64 = 1_000;
 
 /// A peer in the middle of a workload.
 #[derive(Debug)]
@@ -90,6 +92,21 @@ impl<'a, P: Peer> Running<'a, P> {
             return Err(Failed::Refused { workload: workload.to_owned(), refused: self.refused });
         }
         Ok(took)
+    }
+
+    /// Runs until `span` has gone by: how many pairs, steps or turns that were, and how long they took.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    pub fn run_for(&mut self, span: Duration) -> Result<(u64, Duration), Failed> {
+        let at_once = if matches!(self.prepared, Prepared::Trace { .. }) { 1 } else { BETWEEN_LOOKS };
+        let (mut rounds, mut took) = (0, Duration::ZERO);
+        while took < span {
+            took += self.run(at_once)?;
+            rounds += at_once;
+        }
+        Ok((rounds, took))
     }
 
     /// The peer.

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpupool_allocator::Policy;
 use serde::{Deserialize, Serialize};
@@ -17,10 +18,11 @@ use crate::peers::Offset;
 use crate::peers::{Alone, Gpupool, Naive, Nothing, OnDevice, device};
 use crate::{Failed, Peer, Prepared, Running, Workload};
 
-/// Pairs, steps and events that one sample times.
-const PAIRS: u64 = 200_000;
-const STEPS: u64 = 100_000;
-const EVENTS: u64 = 100_000;
+/// How long a peer runs before a sample is timed, besides what makes it ready, and how long a sample is, whatever the peer. Long enough for
+/// the core to be as fast and its caches as warm as they get after another program had the machine.
+pub(crate) const WARM_UP: Duration = Duration::from_millis(30);
+/// See [`WARM_UP`].
+pub(crate) const SAMPLE: Duration = Duration::from_millis(60);
 
 /// A peer by name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -160,16 +162,12 @@ pub fn sample(
 ///
 /// See [`Failed`].
 pub fn time<P: Peer>(prepared: &Prepared, peer: P) -> Result<Sample, Failed> {
-    let rounds = match prepared {
-        Prepared::HotPair { .. } | Prepared::Captured { .. } => PAIRS,
-        Prepared::WorkingSet { .. } | Prepared::Index { .. } => STEPS,
-        Prepared::Trace { .. } => (EVENTS / prepared.units_per_round()).clamp(2, 50),
-    };
-    let units = (rounds * prepared.units_per_round()) as f64;
     let mut running = Running::start(prepared, peer)?;
+    running.run_for(WARM_UP)?;
     let calls = |running: &Running<'_, P>| running.peer().driver_calls();
     let before = calls(&running);
-    let took = running.run(rounds)?;
+    let (rounds, took) = running.run_for(SAMPLE)?;
+    let units = (rounds * prepared.units_per_round()) as f64;
     let driver_calls = before.zip(calls(&running)).map(|(before, after)| (after - before) as f64 / units);
     Ok(Sample { ns: took.as_nanos() as f64 / units, driver_calls })
 }
