@@ -1,4 +1,5 @@
-//! Where requests go while scopes come and go, beside a model that knows nothing but the rule: the newest scope that claims a request decides.
+//! Where requests go while scopes come and go, beside a model that knows nothing but the rule: a request goes to the pool that it names, or
+//! the newest scope that claims it decides.
 //!
 //! Threads take turns, so that which one asks is known, and blocks of few sizes are freed and asked for again, so that most requests are
 //! served by what was remembered of an earlier one.
@@ -131,12 +132,26 @@ impl Model {
         found.unwrap_or_else(|| panic!("segment {ordinal} is not in the state")).pool
     }
 
-    /// One request of a thread, which goes where the model says, or fails for a pool that was given up under its scope.
+    /// A pool that a request names, now and then.
+    fn named(&mut self) -> Option<PoolId> {
+        match self.draw.below(20) {
+            at @ 0..POOLS => Some(self.pools[at].0),
+            POOLS => Some(PoolId::DEFAULT),
+            _ => None,
+        }
+    }
+
+    /// One request of a thread, which goes where the model says, or fails for a pool that was given up, or never made.
     fn request(&mut self, hand: usize, stream: usize) {
-        let wanted = self.pool_for(stream, self.hands[hand].thread);
+        let named = self.named();
+        let wanted = named.unwrap_or_else(|| self.pool_for(stream, self.hands[hand].thread));
         let bytes = SIZES[self.draw.below(SIZES.len())];
         let (allocator, on) = (self.allocator.clone(), self.streams[stream].clone());
-        match self.hands[hand].does(move || allocator.alloc(bytes, &on)) {
+        let request = move || match named {
+            Some(pool) => allocator.alloc_in_pool(bytes, &on, pool),
+            None => allocator.alloc(bytes, &on),
+        };
+        match self.hands[hand].does(request) {
             Ok(block) => {
                 assert_eq!(self.pool_of(&block), wanted, "{bytes} bytes on stream {stream} by thread {hand}");
                 self.live.push(block);
@@ -223,6 +238,15 @@ impl Model {
         let block = self.hands[hand].does(move || allocator.alloc(512, &on)).unwrap();
         assert_eq!(self.pool_of(&block), capture.pool());
         drop(block);
+        let used: Vec<PoolId> = self.pools.iter().filter(|(_, users)| *users > 0).map(|(id, _)| *id).collect();
+        if !used.is_empty() {
+            let named = used[self.draw.below(used.len())];
+            let (allocator, on) = (self.allocator.clone(), self.streams[stream].clone());
+            let block = self.hands[hand].does(move || allocator.alloc_in_pool(512, &on, named)).unwrap();
+            assert_eq!(self.pool_of(&block), named);
+            // For the graph, as long as that is there.
+            assert_eq!(self.allocator.pool_use_count(named).unwrap(), self.users(named) + 1);
+        }
         if other != stream {
             self.request(hand, other);
         }
@@ -285,12 +309,45 @@ impl Model {
 }
 
 #[test]
-fn a_request_goes_where_the_newest_scope_that_claims_it_leads() {
+fn a_request_goes_to_the_pool_it_names_or_where_the_newest_scope_that_claims_it_leads() {
     for policy in [Policy::Segments, Policy::Pages] {
         for seed in 0..40 {
             let mut model = Model::new(Config::new(policy), seed);
             (0..400).for_each(|_| model.step());
             model.end();
         }
+    }
+}
+
+#[test]
+fn a_pool_is_named_under_every_policy_and_one_that_is_not_there_is_refused() {
+    for policy in [Policy::Segments, Policy::Pages, Policy::StreamOrdered, Policy::Torch215, Policy::Torch211] {
+        let device = Arc::new(SimDevice::new(SimConfig::default().with_capacity(4_096 * MIB)));
+        let allocator = Allocator::new(Arc::clone(&device), Config::new(policy)).unwrap();
+        let stream = allocator.register_stream(device.stream_create(StreamKind::NonBlocking).unwrap());
+        let (used, scoped, unknown) = (PoolId::fresh(), PoolId::fresh(), PoolId::fresh());
+        let _hold = allocator.hold_pool(used).unwrap();
+        allocator.begin_allocate_to_pool(scoped, Filter::All).unwrap();
+
+        let live = |pool| allocator.pool_stats(pool).unwrap().allocated_bytes.all.current;
+        for bytes in SIZES {
+            // Once more, when the pool has something free.
+            for _ in 0..2 {
+                let block = allocator.alloc_in_pool(bytes, &stream, used).unwrap();
+                assert_eq!(live(used), block.size() as i64, "{policy:?}, {bytes} bytes");
+            }
+        }
+        let block = allocator.alloc_in_pool(512, &stream, PoolId::DEFAULT).unwrap();
+        assert_eq!((live(used), live(scoped)), (0, 0));
+        drop(block);
+
+        assert!(allocator.alloc_in_pool(0, &stream, used).unwrap().address().is_null());
+        let refused = allocator.alloc_in_pool(512, &stream, unknown).unwrap_err();
+        assert!(matches!(refused, AllocError::Pool(PoolError::Unknown { pool }) if pool == unknown), "{refused}");
+        let elsewhere = Allocator::new(Arc::clone(&device), Config::new(policy)).unwrap();
+        let refused = elsewhere.alloc_in_pool(512, &stream, PoolId::DEFAULT).unwrap_err();
+        assert!(matches!(refused, AllocError::ForeignStream { .. }), "{refused}");
+        allocator.end_allocate_to_pool(scoped).unwrap();
+        allocator.validate().unwrap();
     }
 }

@@ -268,11 +268,25 @@ impl<D: Device> Inner<D> {
         stream: &Stream<D>,
         status: Option<CaptureStatus>,
     ) -> Result<Request<D>, AllocError> {
+        self.check_request(requested, stream)?;
+        self.request_along(requested, stream, self.route(stream, status)?)
+    }
+
+    /// Whether a request is for a size that is meant, on a stream that the calling thread may use.
+    pub(crate) fn check_request(&self, requested: u64, stream: &Stream<D>) -> Result<(), AllocError> {
         if requested >= ABSURD {
             return Err(AllocError::AbsurdSize { requested });
         }
-        self.check_usable(stream)?;
-        let route = self.route(stream, status)?;
+        self.check_usable(stream)
+    }
+
+    /// Rounds the size of a [checked](Self::check_request) request, and finds its lane.
+    pub(crate) fn request_along(
+        self: &Arc<Self>,
+        requested: u64,
+        stream: &Stream<D>,
+        route: Route<D>,
+    ) -> Result<Request<D>, AllocError> {
         let in_capture = self.shared.in_capture()? || matches!(route, Route::Capture(..));
         let size = self.shared.round(requested);
         let small = if matches!(route, Route::Default(_)) { self.shared.rules.small_limit } else { SMALL_LIMIT };

@@ -22,6 +22,7 @@ mod hooks;
 mod id_set;
 mod idle;
 mod ids;
+mod in_pool;
 mod index;
 mod inner;
 mod ladder;

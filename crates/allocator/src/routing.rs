@@ -188,15 +188,30 @@ impl<D: Device> Inner<D> {
                 if self.shared.context.scopes.is_empty() && self.shared.registry.is_quiet() {
                     return Ok(Route::Default(None));
                 }
-                self.route_capture_first(stream, status)
+                self.route_capture_first(stream, status, None)
             }
         }
     }
 
+    /// As [`route`](Self::route) for a request that names its pool: as if a scope claimed it that was opened just now.
+    pub(crate) fn route_into(self: &Arc<Self>, stream: &Stream<D>, pool: PoolId) -> Result<Route<D>, AllocError> {
+        if self.shared.rules.routing == Routing::CaptureFirst && !self.shared.registry.is_quiet() {
+            return self.route_capture_first(stream, None, Some(pool));
+        }
+        self.route_to(pool, None)
+    }
+
+    /// Outside captures.
+    fn route_to(&self, pool: PoolId, claim: Option<Claim>) -> Result<Route<D>, AllocError> {
+        Ok(if pool.is_default() { Route::Default(claim) } else { Route::Scope(self.pools.get(pool)?, claim) })
+    }
+
+    /// `named` is the pool that the request names, if it does.
     fn route_capture_first(
         self: &Arc<Self>,
         stream: &Stream<D>,
         status: Option<CaptureStatus>,
+        named: Option<PoolId>,
     ) -> Result<Route<D>, AllocError> {
         let registry = &self.shared.registry;
         let closed = registry.closed();
@@ -212,7 +227,10 @@ impl<D: Device> Inner<D> {
                 return Err(AllocError::InvalidatedCapture { stream: stream.core.id });
             }
         };
-        let (version, scopes) = self.shared.context.scopes.newest_first();
+        let (version, scopes) = match named {
+            Some(_) => (0, Vec::new()),
+            None => self.shared.context.scopes.newest_first(),
+        };
         // Those opened inside the capture, or without one all.
         let claiming = || -> Result<Option<usize>, AllocError> {
             for (at, scope) in scopes.iter().enumerate() {
@@ -224,13 +242,10 @@ impl<D: Device> Inner<D> {
             Ok(None)
         };
         let claiming = claiming()?;
-        let scope = claiming.map(|at| scopes[at].pool);
+        let scope = named.or(claiming.map(|at| scopes[at].pool));
         let Some(capture) = capture else {
             let claim = Claim::of(version, &scopes[..claiming.map_or(scopes.len(), |at| at + 1)]);
-            return Ok(match scope.filter(|pool| !pool.is_default()) {
-                Some(pool) => Route::Scope(self.pools.get(pool)?, claim),
-                None => Route::Default(claim),
-            });
+            return self.route_to(scope.unwrap_or(PoolId::DEFAULT), claim);
         };
         if scope.is_some_and(PoolId::is_default) {
             return Ok(Route::Default(None));

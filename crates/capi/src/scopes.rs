@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 
 use gpupool::device::{CaptureStatus, DriverError, DriverResult, EventHandle, StreamHandle, are_complete, code};
-use gpupool::{Allocation, Filter, PoolHold, PoolId, SessionKey, Stream};
+use gpupool::{Allocation, PoolHold, PoolId, SessionKey, Stream};
 use parking_lot::Mutex;
 
 use crate::device::Border;
@@ -142,7 +142,7 @@ impl<D: Border> Of<D> {
         let by_test = |c: &&Candidate| c.test.claims(handle);
         let CaptureStatus::Active(capture) = self.device.capture_status(handle)? else {
             return match candidates.iter().find(by_test) {
-                Some(scope) => self.alloc_in_pool(bytes, stream, scope.pool),
+                Some(scope) => Ok(self.allocator.alloc_in_pool(bytes, stream, scope.pool)?),
                 None => Ok(self.allocator.alloc(bytes, stream)?),
             };
         };
@@ -167,15 +167,6 @@ impl<D: Border> Of<D> {
             }
         }
         Ok(self.allocator.alloc(bytes, stream)?)
-    }
-
-    /// One request of this thread from a pool.
-    fn alloc_in_pool(&self, bytes: u64, stream: &Stream<D>, pool: PoolId) -> Result<Allocation<D>, Failure> {
-        self.allocator.begin_allocate_to_pool(pool, Filter::Thread(std::thread::current().id()))?;
-        let block = self.allocator.alloc(bytes, stream);
-        self.allocator.end_allocate_to_pool(pool)?;
-        self.allocator.release_pool(pool)?;
-        Ok(block?)
     }
 
     /// One user of a pool less. After the last one what keeps its memory is queued behind everything submitted so far (T2).

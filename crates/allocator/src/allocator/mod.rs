@@ -210,6 +210,16 @@ impl<D: Device> Allocator<D> {
         }
     }
 
+    /// As [`alloc`](Self::alloc), from this pool, whatever scopes are open. On a stream that is capturing the pool is held for the graph, as
+    /// that of a scope opened inside the capture is. The pool is not made, and no user of it is counted: hold it meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc); [`PoolError::Unknown`](crate::PoolError::Unknown).
+    pub fn alloc_in_pool(&self, bytes: u64, stream: &Stream<D>, pool: PoolId) -> Result<Allocation<D>, AllocError> {
+        self.inner.alloc_in_pool(bytes, stream, pool)
+    }
+
     #[cold]
     #[inline(never)]
     fn alloc_with_news(

@@ -1,0 +1,64 @@
+//! A request that names its pool, whatever scopes are open: for callers that find out by themselves where a request goes.
+
+use std::sync::Arc;
+
+use gpupool_device::Device;
+
+use crate::allocation::Allocation;
+use crate::arena::{LaneKind, NONE, Source, told, told_handed};
+use crate::error::AllocError;
+use crate::ids::{Part, PoolId};
+use crate::inner::{Inner, SMALL_LIMIT};
+use crate::shared::{ROUNDS, SCOPES, UNUSUAL};
+use crate::stream::Stream;
+
+impl<D: Device> Inner<D> {
+    pub(crate) fn alloc_in_pool(
+        self: &Arc<Self>,
+        requested: u64,
+        stream: &Stream<D>,
+        pool: PoolId,
+    ) -> Result<Allocation<D>, AllocError> {
+        if let Some(block) = self.hit_in_pool(requested, stream, pool) {
+            return Ok(block);
+        }
+        if requested == 0 {
+            return Ok(Allocation::null());
+        }
+        if !self.shared.config.caching() {
+            return self.alloc_uncached(requested, stream);
+        }
+        self.check_request(requested, stream)?;
+        let request = self.request_along(requested, stream, self.route_into(stream, pool)?)?;
+        Ok(Allocation::new(self.serve(&request)?, requested))
+    }
+
+    /// From a bin of the pool or its free index, if nothing is unusual.
+    fn hit_in_pool(&self, requested: u64, stream: &Stream<D>, id: PoolId) -> Option<Allocation<D>> {
+        let unusual = self.shared.attention.get() & UNUSUAL & !(ROUNDS | SCOPES);
+        let fits = self.is_usual(&stream.core, requested) && self.is_usual(&stream.core, self.shared.round(requested));
+        if !fits || unusual != 0 || !stream.core.is_usable() {
+            return None;
+        }
+        let pool = self.pools.get(id).ok()?;
+        let core = pool.arena.core;
+        let mut locked = core.lock();
+        // It may have been let go since it was found.
+        if !locked.state.slots[pool.slot as usize].is_of(id) {
+            return None;
+        }
+        let lane = locked.state.lanes_of(pool.slot, &stream.core, LaneKind::Stream);
+        let want = self.shared.want(requested, SMALL_LIMIT);
+        if want.part == Part::Small
+            && let Some((handed, news)) = locked.hand_out_of_bin(lane, want)
+        {
+            if news {
+                told_handed::<D>(locked, want.part);
+            }
+            return Some(Allocation::of(core, handed, requested));
+        }
+        let handed = locked.hand_out_of_index_apart(Source { lane, neutral: NONE }, want)?;
+        told::<D>(locked, &[]);
+        Some(Allocation::of(core, handed, requested))
+    }
+}
