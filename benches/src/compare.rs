@@ -1,8 +1,8 @@
 //! Every peer that is present on every workload, in one run and one table.
 //!
-//! Samples are taken in turn, one of each peer, each of a fresh peer after a warm-up; a figure is their median. With one thread the loop
-//! alone is taken off, for peers of another program that program's loop. With several the figure is what all of them reach together, with
-//! the loop.
+//! Samples are taken in turn, one of each peer, each of a fresh peer after a warm-up; a figure is their median, and a ratio the median of
+//! those of the turns. With one thread the loop alone is taken off, for peers of another program that program's loop. With several the
+//! figure is what all of them reach together, with the loop.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -135,7 +135,7 @@ pub struct Figure {
     pub ns: Option<Spread>,
     /// All threads together, million units a second.
     pub million_a_second: Option<f64>,
-    /// How many times as long as gpupool under `segments`.
+    /// How many times as long as gpupool under `segments`: the median of what each turn shows.
     pub ratio: Option<f64>,
     /// Driver calls a unit, where they are counted.
     pub driver_calls: Option<f64>,
@@ -274,20 +274,25 @@ impl Run<'_> {
             let same = |n: &&usize| matches!(self.columns[**n], Column::Foreign(..)) == foreign;
             loops.iter().find(same).and_then(|n| spread(*n)).map_or(0.0, |spread| spread.median)
         };
-        let net = |at: usize| {
+        let net = |at: usize| -> Vec<f64> {
             let off = if threads == 1 { loop_of(at) } else { 0.0 };
-            Spread::of(samples[at].iter().map(|(ns, _)| (ns - off).max(0.0)).collect())
+            samples[at].iter().map(|(ns, _)| (ns - off).max(0.0)).collect()
         };
-        let ours = (0..self.columns.len()).find(|at| self.columns[*at].name() == Policy::Segments.name()).and_then(net);
+        let ours = (0..self.columns.len()).find(|at| self.columns[*at].name() == Policy::Segments.name()).map(net);
+        // Samples that were taken in the same turn: a machine that is slower for a while is so for both.
+        let ratio = |ns: &[f64]| {
+            let in_turn = ns.iter().zip(ours.iter().flatten()).filter(|(_, ours)| **ours > 0.0);
+            Spread::of(in_turn.map(|(ns, ours)| ns / ours).collect()).map(|ratio| ratio.median)
+        };
         let figures = self.columns.iter().enumerate().zip(errors).filter(|((_, column), _)| !column.is_loop());
         let peers = figures.map(|((at, column), error)| {
-            let ns = net(at);
+            let (ns, ratio) = (Spread::of(net(at)), ratio(&net(at)));
             let calls: Option<Vec<f64>> = samples[at].iter().map(|(_, calls)| *calls).collect();
             Figure {
                 peer: column.name().to_owned(),
                 ns,
                 million_a_second: ns.filter(|ns| ns.median > 0.0).map(|ns| f64::from(threads) * 1e3 / ns.median),
-                ratio: ns.zip(ours).filter(|(_, ours)| ours.median > 0.0).map(|(ns, ours)| ns.median / ours.median),
+                ratio,
                 driver_calls: calls.and_then(Spread::of).map(|calls| calls.median),
                 error,
             }
