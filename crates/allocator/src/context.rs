@@ -9,7 +9,7 @@ use gpupool_device::{Device, DriverResult, StreamHandle};
 
 use crate::policy::CaptureContext;
 use crate::routing::Scopes;
-use crate::shared::{Attention, Shared};
+use crate::shared::{Attention, MARKS, Shared};
 use crate::stream::StreamCore;
 use crate::sync::{Mutex, Rank};
 
@@ -42,6 +42,18 @@ impl<D: Device> Shared<D> {
             return Ok(self.driver.capture_status(stream)?.is_capturing());
         }
         self.in_capture()
+    }
+
+    /// Changes the number of captures marked begun, unless `change` has none.
+    pub(crate) fn mark_captures(&self, change: impl Fn(usize) -> Option<usize>) {
+        // One at a time, so that the bit is that of the last number.
+        let _current = self.context.current.lock();
+        let marked = &self.context.marked_captures;
+        if let Some(changed) = change(marked.load(Ordering::Acquire)) {
+            marked.store(changed, Ordering::Release);
+            let goes_by_marks = self.rules.capture_context == CaptureContext::CurrentStream;
+            self.attention.set(MARKS, goes_by_marks && changed > 0);
+        }
     }
 
     /// Whether the policy considers the calling thread inside a capture.

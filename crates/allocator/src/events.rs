@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use gpupool_device::{Device, DriverResult};
 
-use crate::arena::{Arena, BlockId, LaneKind, NONE};
+use crate::arena::{Arena, ArenaState, BlockId, LaneKind, NONE};
 use crate::error::{AllocError, FreeError};
 use crate::history::Action;
 use crate::ids::StreamId;
 use crate::inner::Inner;
-use crate::shared::{QUARANTINES, RECORDS, Shared};
+use crate::shared::{POLLS, RECORDS, Shared};
 use crate::stream::StreamCore;
 
 /// Pending blocks that share an event at most.
@@ -42,7 +42,7 @@ impl<D: Device> Arena<D> {
             if !state.is_live(id, generation) {
                 return Err(FreeError::NotLive { address: gpupool_device::Address::NULL });
             }
-            if attention & QUARANTINES != 0 {
+            if self.shared.config.quarantine() {
                 let streams = self.shared.context.streams.lock().clone();
                 streams.iter().for_each(|core| state.record_use(id, core, false));
             }
@@ -81,23 +81,36 @@ impl<D: Device> Arena<D> {
             uses.markers = markers;
         }
         state.deferred.push(id);
+        self.note_waiting(&state);
+    }
+
+    /// Notes, where requests poll, whether there is anything to poll for.
+    fn note_waiting(&self, state: &ArenaState) {
+        if self.shared.rules.poll_each_allocation {
+            self.shared.attention.set(POLLS, state.any_waiting());
+        }
     }
 
     /// How many blocks that wait for a stream share an event.
     fn share(&self) -> usize {
-        if self.shared.rules.event_each_free { 0 } else { SHARE_BLOCKS }
+        if self.shared.rules.arena.event_each_free { 0 } else { SHARE_BLOCKS }
     }
 
     /// Queues a freed block behind the streams recorded for it.
     pub(crate) fn make_pending(self: &Arc<Self>, id: BlockId) {
-        let to_mark = self.lock().make_pending(id, self.share(), &self.counters);
+        let to_mark = {
+            let mut state = self.lock();
+            let to_mark = state.make_pending(id, self.share(), &self.counters);
+            self.note_waiting(&state);
+            to_mark
+        };
         self.mark_for_pending(&to_mark);
     }
 
     /// Records events on streams that freed blocks wait for.
     pub(crate) fn mark_for_pending(&self, streams: &[Arc<StreamCore>]) {
         for core in streams {
-            let result = if self.shared.rules.event_each_free {
+            let result = if self.shared.rules.arena.event_each_free {
                 core.mark(&self.shared.driver).map(|()| true)
             } else {
                 self.shared.mark_unless_capturing(core)
@@ -161,6 +174,7 @@ impl<D: Device> Arena<D> {
     fn settle(&self) -> usize {
         let mut state = self.lock();
         let freed = state.settle_done(&self.counters);
+        self.note_waiting(&state);
         if freed > 0 && self.shared.rules.stream_ordered {
             let of_graphs = state.take_graph_memory();
             drop(state);
@@ -177,7 +191,7 @@ impl<D: Device> Arena<D> {
         for (core, newest) in self.awaited() {
             let nameless = !core.is_reachable() && !core.is_closed(newest);
             let passed_over = nameless
-                || (!self.shared.rules.event_each_free
+                || (!self.shared.rules.arena.event_each_free
                     && !core.is_retired()
                     && core.is_reachable()
                     && self.shared.driver.capture_status(core.handle)?.is_capturing());
@@ -226,7 +240,8 @@ impl<D: Device> Inner<D> {
     pub(crate) fn poll_now(&self, arena: &Arc<Arena<D>>) -> Result<(), AllocError> {
         let (deferred, pending) = {
             let state = arena.lock();
-            (!state.deferred.is_empty(), state.pending.iter().any(|q| !q.blocks.is_empty()))
+            arena.note_waiting(&state);
+            (!state.deferred.is_empty(), state.any_pending())
         };
         if deferred {
             arena.flush_deferred(|_| true);

@@ -19,7 +19,7 @@ use crate::ids::{Part, PoolId, StreamId};
 use crate::pool::{Pool, PoolEntry, PoolTable};
 use crate::provider::SegmentProvider;
 use crate::routing::Route;
-use crate::shared::{CAPTURES, ROUNDS, SCOPES, Shared, UNUSUAL};
+use crate::shared::{CAPTURES, POLLS, ROUNDS, SCOPES, Shared, UNUSUAL};
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
 use crate::sync::{Mutex, QuickGuard, Rank};
@@ -369,18 +369,38 @@ impl<D: Device> Inner<D> {
         requested: u64,
         stream: &Stream<D>,
     ) -> Result<Allocation<D>, AllocError> {
-        let unusual = self.shared.attention.get() & UNUSUAL & !(CAPTURES | ROUNDS);
+        let attention = self.shared.attention.get();
+        let unusual = attention & UNUSUAL & !(CAPTURES | ROUNDS);
         // Rounded as configured it may be more than a segment can be.
         let fits = self.is_usual(&stream.core, requested) && self.is_usual(&stream.core, self.shared.round(requested));
+        if fits && unusual == POLLS && stream.core.is_usable() {
+            return self.alloc_after_polling(requested, stream);
+        }
         if !fits || unusual & !SCOPES != 0 || !stream.core.is_usable() {
             return self.alloc_the_long_way(requested, stream, None);
         }
-        match (self.shared.registry.is_quiet(), unusual == 0) {
+        match (attention & CAPTURES == 0, unusual == 0) {
             (true, true) => self.alloc_outside_captures(requested, stream, None),
             (true, false) => self.alloc_under_scopes(requested, stream),
             (false, true) => self.alloc_beside_captures(requested, stream),
             (false, false) => self.alloc_the_long_way(requested, stream, None),
         }
+    }
+
+    /// A usual request that polls events first.
+    fn alloc_after_polling(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
+        self.poll_now(&stream.arena)?;
+        let core = stream.arena.core;
+        let want = self.shared.want(requested, self.shared.rules.small_limit);
+        let mut locked = core.lock();
+        if let Some(handed) = locked.hand_out_of_index_apart(Source::of(stream), want) {
+            told::<D>(locked, &[]);
+            return Ok(Allocation::of(core, handed, requested));
+        }
+        drop(locked);
+        // It has polled and searched.
+        let served = self.climb(&self.request(requested, stream)?)?;
+        Ok(Allocation::new(served, requested))
     }
 
     /// A usual request while scopes are open and no capture is: from where they sent the stream's last one, if none was opened or closed since.

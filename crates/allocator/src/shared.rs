@@ -17,7 +17,7 @@ use crate::history::History;
 use crate::ids::{Part, PoolId};
 use crate::pages::{Leaving, PageTable};
 use crate::peaks::Peaks;
-use crate::policy::Rules;
+use crate::policy::{Routing, Rules};
 use crate::provider::SegmentProvider;
 use crate::stream::StreamCore;
 use crate::stream_ordered::DriverPool;
@@ -32,21 +32,20 @@ static NEXT_REGISTRATION: AtomicU64 = AtomicU64::new(0);
 pub(crate) const AGES: u8 = 1;
 /// The history is on: requests take the long way, and events are noted.
 pub(crate) const RECORDS: u8 = 2;
-/// Freed blocks wait for all streams.
-pub(crate) const QUARANTINES: u8 = 4;
-/// There are no bins: always so, or never.
-pub(crate) const BINLESS: u8 = 8;
-/// Requests poll events, as PyTorch's do: always so, or never.
+/// Freed blocks wait for all streams, or go back to where they came from: always so, or never.
+pub(crate) const FREES_APART: u8 = 4;
+/// A capture was marked begun, and the policy goes by that.
+pub(crate) const MARKS: u8 = 8;
+/// Requests poll events first, as PyTorch's do: set while a block is pending or deferred, without which there is nothing to poll.
 pub(crate) const POLLS: u8 = 16;
-
 /// A scope is open.
 pub(crate) const SCOPES: u8 = 32;
-/// A capture session is open in the process.
+/// A capture session is open in the process, and the policy goes by that.
 pub(crate) const CAPTURES: u8 = 64;
 /// Requests are rounded as configured, and not just up to 512 bytes: always so, or never.
 pub(crate) const ROUNDS: u8 = 128;
 /// What makes a request leave the shortest way; but for the last three it takes the long way then.
-pub(crate) const UNUSUAL: u8 = AGES | RECORDS | POLLS | SCOPES | CAPTURES | ROUNDS;
+pub(crate) const UNUSUAL: u8 = AGES | RECORDS | MARKS | POLLS | SCOPES | CAPTURES | ROUNDS;
 
 /// What a request or a free must look at beside the usual, as bits: the constants above.
 #[derive(Debug, Default)]
@@ -117,13 +116,13 @@ impl<D: Device> Shared<D> {
         let clock = Arc::clone(driver.device());
         let bit = |bit: u8, on: bool| if on { bit } else { 0 };
         let attention = Attention(AtomicU8::new(
-            bit(BINLESS, !rules.arena.bins || !config.caching())
-                | bit(POLLS, rules.poll_each_allocation)
-                | bit(ROUNDS, !rules.plain_rounding)
-                | bit(QUARANTINES, config.quarantine()),
+            bit(FREES_APART, rules.stream_ordered || !config.caching() || config.quarantine())
+                | bit(ROUNDS, !rules.plain_rounding),
         ));
         let attention = Arc::new(attention);
-        registry.tell(&attention);
+        if rules.routing == Routing::CaptureFirst {
+            registry.tell(&attention);
+        }
         let peaks = Peaks::new(config.exact_peaks());
         Self {
             driver,

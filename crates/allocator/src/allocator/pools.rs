@@ -279,13 +279,11 @@ impl<D: Device> Allocator<D> {
 
     /// Counts a capture begun (PyTorch's `markCaptureBegin`). Only the bit-exact policies look.
     pub fn mark_capture_begin(&self) {
-        self.inner.shared.context.marked_captures.fetch_add(1, Ordering::AcqRel);
+        self.inner.shared.mark_captures(|n| n.checked_add(1));
     }
 
     /// Counts a capture ended. More ends than begins are ignored.
     pub fn mark_capture_end(&self) {
-        let counter = &self.inner.shared.context.marked_captures;
-        // `Err` is an end without a begin.
-        let _ = counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1));
+        self.inner.shared.mark_captures(|n| n.checked_sub(1));
     }
 }

@@ -12,13 +12,13 @@ use gpupool_device::{CaptureId, Device};
 use super::{Arena, BlockId, BlockState, Handed, LaneKind, Locked, NONE};
 use crate::events::SHARE_BLOCKS;
 use crate::ids::Part;
-use crate::shared::{BINLESS, QUARANTINES, RECORDS};
+use crate::shared::{FREES_APART, RECORDS};
 use crate::stream::{Stream, StreamCore};
 use crate::sync::QuickGuard;
 use crate::units::{Units, to_bytes};
 
 /// What makes a free unusual.
-const UNUSUAL_FREE: u8 = RECORDS | QUARANTINES | BINLESS;
+const UNUSUAL_FREE: u8 = RECORDS | FREES_APART;
 
 /// Where a request that nothing unusual concerns is served from: the small lanes, beside which the large ones lie.
 #[derive(Clone, Copy, Debug)]
@@ -161,11 +161,11 @@ impl Locked {
         true
     }
 
-    /// A usual free of a block that other streams used, unless its lane is a capture's. Policies with bins know captures by their streams, and
-    /// let such blocks share events. The streams that an event must be recorded on; `None`, with nothing changed, if it was no such free.
+    /// A usual free of a block that other streams used, unless its lane is a capture's; only where
+    /// such blocks share events, since those policies know captures by their lanes. The streams that an event must be recorded on; `None`, with nothing changed, if it was no such free.
     pub(crate) fn free_with_uses(&mut self, id: BlockId, generation: u32) -> Option<Vec<Arc<StreamCore>>> {
         let Self { state, counters, .. } = self;
-        if !state.is_live(id, generation) {
+        if state.rules.event_each_free || !state.is_live(id, generation) {
             return None;
         }
         let block = &state.blocks[id];

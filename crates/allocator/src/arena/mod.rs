@@ -80,6 +80,8 @@ pub(crate) struct ArenaRules {
     pub(crate) pages: bool,
     /// The end of a capture ends all uses of a block by a stream that used it inside, also those from before the capture.
     pub(crate) capture_ends_earlier_uses: bool,
+    /// Every free with recorded uses records its events at once, else several share one.
+    pub(crate) event_each_free: bool,
 }
 
 /// A pool as an arena sees it.

@@ -220,6 +220,16 @@ impl ArenaState {
         to_mark
     }
 
+    /// Whether a block waits for a stream.
+    pub(crate) fn any_pending(&self) -> bool {
+        self.pending.iter().any(|queue| !queue.blocks.is_empty())
+    }
+
+    /// Whether a freed block waits for a stream, or for the end of a capture.
+    pub(crate) fn any_waiting(&self) -> bool {
+        !self.deferred.is_empty() || self.any_pending()
+    }
+
     /// The streams that pending blocks of `core` wait for, each with the newest mark.
     pub(crate) fn awaited_by(&self, core: &StreamCore) -> Vec<(Arc<StreamCore>, u64)> {
         let newest =

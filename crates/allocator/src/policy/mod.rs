@@ -54,8 +54,6 @@ pub(crate) struct Rules {
     pub(crate) small_limit: u64,
     /// Completed events are looked for at every allocation, else when a search fails.
     pub(crate) poll_each_allocation: bool,
-    /// Every free with recorded uses records its events at once, else several share one.
-    pub(crate) event_each_free: bool,
     /// A stream handle is the stream for ever, else a registration is.
     pub(crate) streams_by_handle: bool,
     pub(crate) capture_context: CaptureContext,
@@ -106,5 +104,6 @@ fn arena_rules(config: &Config, shared: bool, bins: bool, tie_by_address: bool) 
         stacked: if shared { 0 } else { Units::MAX },
         pages: false,
         capture_ends_earlier_uses: shared,
+        event_each_free: shared,
     }
 }

@@ -46,7 +46,6 @@ pub(super) fn rules(config: &Config, device: &DeviceProperties) -> Rules {
         stream_ordered: false,
         small_limit: SMALL_LIMIT,
         poll_each_allocation: false,
-        event_each_free: false,
         streams_by_handle: false,
         capture_context: CaptureContext::ByCall,
         routing: Routing::CaptureFirst,

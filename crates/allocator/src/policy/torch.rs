@@ -27,7 +27,6 @@ pub(super) fn rules_2_15(config: &Config) -> Rules {
         stream_ordered: false,
         small_limit: SMALL_LIMIT,
         poll_each_allocation: true,
-        event_each_free: true,
         streams_by_handle: true,
         capture_context: CaptureContext::CurrentStream,
         routing: Routing::NewestScope,
