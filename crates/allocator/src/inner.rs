@@ -296,7 +296,7 @@ impl<D: Device> Inner<D> {
             Route::Default(claim) => {
                 if let Some(claim) = claim {
                     stream.arena.lock().note_claim(stream.lane, claim);
-                    stream.arena.remember_route(&stream.arena, stream.lane);
+                    stream.core.route.set(stream.arena.core, stream.lane);
                 }
                 (None, Arc::clone(&stream.arena), stream.lane + index, None)
             }
@@ -309,7 +309,7 @@ impl<D: Device> Inner<D> {
                 let lane = state.lanes_of(pool.slot, &stream.core, LaneKind::Stream);
                 if let Some(claim) = claim {
                     state.note_claim(lane, claim);
-                    pool.arena.remember_route(&stream.arena, lane);
+                    stream.core.route.set(pool.arena.core, lane);
                 }
                 drop(state);
                 (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane + index, None)
@@ -322,7 +322,7 @@ impl<D: Device> Inner<D> {
                 if let Some((capture, _)) = own.filter(|(_, closed)| self.shared.registry.closed() == *closed) {
                     state.lanes[lane as usize].capture = capture;
                     state.lanes[lane as usize].neutral = neutral;
-                    pool.arena.remember_route(&stream.arena, lane);
+                    stream.core.route.set(pool.arena.core, lane);
                 }
                 drop(state);
                 (Some(Arc::clone(&pool)), Arc::clone(&pool.arena), lane + index, Some(neutral + index))
@@ -408,7 +408,7 @@ impl<D: Device> Inner<D> {
     fn alloc_under_scopes(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
         // Read before the lane: a scope that this thread has closed, or opened, is counted.
         let version = self.shared.context.scopes.version();
-        let Some(NotedRoute { core, lane }) = stream.arena.route() else {
+        let Some(NotedRoute { core, lane }) = stream.core.route.get() else {
             return self.alloc_the_long_way(requested, stream, None);
         };
         // Somebody else there is rare: the long way waits.
@@ -434,7 +434,7 @@ impl<D: Device> Inner<D> {
             _ => return self.alloc_the_long_way(requested, stream, status),
         };
         // Somebody else in the pool's arena is rare: the long way waits there, and looks up anew what may have changed meanwhile.
-        let locked = stream.arena.route().and_then(|to| Some((to, to.core.try_lock()?)));
+        let locked = stream.core.route.get().and_then(|to| Some((to, to.core.try_lock()?)));
         let Some((NotedRoute { core, lane }, locked)) = locked else {
             return self.alloc_the_long_way(requested, stream, status);
         };

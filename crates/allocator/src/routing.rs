@@ -177,12 +177,13 @@ impl<D: Device> Inner<D> {
                 if self.shared.context.scopes.is_empty() {
                     return Ok(Route::Default(None));
                 }
-                for scope in self.shared.context.scopes.newest_first().1 {
+                let (version, scopes) = self.shared.context.scopes.newest_first();
+                for (at, scope) in scopes.iter().enumerate() {
                     if self.claims(&scope.filter, stream, None)? {
-                        return Ok(Route::Scope(self.pools.get(scope.pool)?, None));
+                        return Ok(Route::Scope(self.pools.get(scope.pool)?, Claim::of(version, &scopes[..=at])));
                     }
                 }
-                Ok(Route::Default(None))
+                Ok(Route::Default(Claim::of(version, &scopes)))
             }
             Routing::CaptureFirst => {
                 if self.shared.context.scopes.is_empty() && self.shared.registry.is_quiet() {

@@ -17,7 +17,7 @@ use std::thread::ThreadId;
 
 use gpupool_device::{Call, Device, DriverError, DriverResult, EventHandle, StreamHandle, code};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, LastRoute};
 use crate::driver::Driver;
 use crate::ids::StreamId;
 use crate::shared::Shared;
@@ -42,6 +42,7 @@ pub(crate) struct StreamCore {
     /// Threads that are recording an event here. A stream that retires lets them finish first.
     marking: AtomicUsize,
     marks: Mutex<VecDeque<(u64, EventHandle)>>,
+    pub(crate) route: LastRoute,
 }
 
 impl std::fmt::Debug for StreamCore {
@@ -63,6 +64,7 @@ impl StreamCore {
             usable_by_all: AtomicBool::new(only_from.is_none()),
             marking: AtomicUsize::new(0),
             marks: Mutex::new(Rank::Leaf, VecDeque::new()),
+            route: LastRoute::default(),
         }
     }
 

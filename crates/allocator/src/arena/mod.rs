@@ -147,8 +147,6 @@ pub(crate) struct Arena<D: Device> {
     pub(crate) offers: Arc<Offers>,
     /// Slot 0 is the default pool's.
     pub(crate) holds_default: bool,
-    /// Where the last requests that this arena's stream made in a capture, or under scopes, went: see [`NotedRoute`].
-    route: AtomicU64,
     /// Where its memory is, and who moves it.
     pub(crate) idle: Idle,
     /// What [`ArenaCounters::changes`] was when it had no free memory that others could be given.
@@ -164,9 +162,28 @@ pub(crate) struct NotedRoute {
     pub(crate) lane: u32,
 }
 
-impl NotedRoute {
-    /// No core has such a number.
-    const NONE: u64 = u64::MAX;
+/// Where the last requests of a stream in a capture, or under scopes, went.
+#[derive(Debug)]
+pub(crate) struct LastRoute(AtomicU64);
+
+impl Default for LastRoute {
+    fn default() -> Self {
+        // No core has such a number.
+        Self(AtomicU64::new(u64::MAX))
+    }
+}
+
+impl LastRoute {
+    #[inline(always)]
+    pub(crate) fn get(&self) -> Option<NotedRoute> {
+        let route = self.0.load(Ordering::Relaxed);
+        Some(NotedRoute { core: ArenaCore::numbered((route >> 32) as u32)?, lane: route as u32 })
+    }
+
+    /// Remembers that they go there, to this small lane.
+    pub(crate) fn set(&self, core: &ArenaCore, lane: u32) {
+        self.0.store(u64::from(core.number()) << 32 | u64::from(lane), Ordering::Relaxed);
+    }
 }
 
 impl<D: Device> Arena<D> {
@@ -181,7 +198,6 @@ impl<D: Device> Arena<D> {
             counters,
             offers,
             holds_default,
-            route: AtomicU64::new(NotedRoute::NONE),
             idle: Idle::new(),
             barren: AtomicI64::new(-1),
         });
@@ -227,18 +243,6 @@ impl<D: Device> Arena<D> {
     #[inline]
     pub(crate) fn lock(&self) -> ArenaGuard<'_, D> {
         ArenaGuard { locked: self.core.lock(), _publisher: Publisher(self) }
-    }
-
-    /// Where the last requests of the arena's stream in a capture, or under scopes, went.
-    #[inline(always)]
-    pub(crate) fn route(&self) -> Option<NotedRoute> {
-        let route = self.route.load(Ordering::Relaxed);
-        Some(NotedRoute { core: ArenaCore::numbered((route >> 32) as u32)?, lane: route as u32 })
-    }
-
-    /// Remembers that the requests of `stream` come here, to this small lane.
-    pub(crate) fn remember_route(&self, stream: &Self, lane: u32) {
-        stream.route.store(u64::from(self.core.number()) << 32 | u64::from(lane), Ordering::Relaxed);
     }
 
     /// Whether somebody holds the lock just now.
