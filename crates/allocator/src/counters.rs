@@ -118,7 +118,8 @@ impl CounterArray {
     fn passed(&self, part: Part, n: i64) -> bool {
         let here = self.parts[part.index()].add(n);
         self.watch.changed(part, n);
-        self.watch.is_passed(part, here, self.parts[0].current())
+        let small = if part == Part::Small { here } else { self.parts[0].current() };
+        self.watch.is_passed(part, here, small)
     }
 
     /// As [`decrease`](Self::decrease), of a figure that is watched.

@@ -39,7 +39,10 @@ impl SplitCounters {
     /// Whether a part may be something new.
     #[inline(always)]
     pub(super) fn is_passed(&self, part: Part, handed: &CounterArray) -> bool {
-        self.watch.is_passed(part, self.in_part(part.index(), handed), self.in_part(0, handed))
+        let here = self.in_part(part.index(), handed);
+        // Figures are read anew each time, and who calls knows the part.
+        let small = if part == Part::Small { here } else { self.in_part(0, handed) };
+        self.watch.is_passed(part, here, small)
     }
 
     /// Whether the small part may be something new, where so much of it is live.

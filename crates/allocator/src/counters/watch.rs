@@ -25,7 +25,10 @@ impl Watch {
     /// So much came to a part, or went.
     #[inline(always)]
     pub(super) fn changed(&self, part: Part, n: i64) {
-        add(&self.beside_large, if part == Part::Large { -n } else { 0 });
+        // Who calls knows the part.
+        if part == Part::Large {
+            add(&self.beside_large, -n);
+        }
     }
 
     /// So much of another figure, which adds to a part of this one in a peak, is new: by so much less may this one grow.
