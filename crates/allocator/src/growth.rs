@@ -7,6 +7,7 @@ use gpupool_device::{Device, StreamHandle};
 use crate::arena::{Arena, BlockId, BlockState, LaneKind, Memory, Segment};
 use crate::error::{AllocError, PoolError};
 use crate::ids::{Part, PoolId};
+use crate::index::TieBreak;
 use crate::inner::{DEDICATED_STEP, Inner, Request, Served};
 use crate::ladder::{Outcome, Step};
 use crate::pool::Pool;
@@ -329,11 +330,12 @@ impl<D: Device> Arena<D> {
 }
 
 impl crate::arena::ArenaState {
-    /// The wholly free segments of some lanes, with their ties. O(idle segments).
+    /// The wholly free segments of some lanes, with their ties. O(idle segments), O(segments) where they are not listed.
     fn idle(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> impl Iterator<Item = (u64, Idle)> {
-        self.idle_segments.blocks().filter_map(move |id| {
+        let unlisted = self.segments.iter().filter(|_| !self.rules.trades).map(|(_, segment)| segment.first);
+        self.idle_segments.blocks().chain(unlisted).filter_map(move |id| {
             let lane = &self.lanes[self.blocks[id].lane as usize];
-            if pick(lane) { Some((self.segments.get(self.blocks[id].segment)?.tie, self.idle_of(id)?)) } else { None }
+            if pick(lane) { Some((self.segments.tie(self.blocks[id].segment), self.idle_of(id)?)) } else { None }
         })
     }
 

@@ -144,12 +144,14 @@ impl<D: Device> Arena<D> {
     fn idle_of_part(&self, slot: u32, part: Part) -> Vec<Idle> {
         let mut state = self.lock();
         state.flush_bins(&self.counters);
-        if !self.offers.any() {
+        if self.shared.rules.arena.trades && !self.offers.any() {
             return Vec::new();
         }
-        let lanes = state.lanes_in_order(slot, part);
         let mut idle = state.idle_in_order(|l| l.slot == slot && l.part == part);
-        idle.sort_by_key(|i| lanes.iter().position(|l| *l == i.lane));
+        if idle.len() > 1 {
+            let lanes = state.lanes_in_order(slot, part);
+            idle.sort_by_key(|i| lanes.iter().position(|l| *l == i.lane));
+        }
         idle
     }
 }

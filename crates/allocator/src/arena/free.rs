@@ -63,7 +63,9 @@ impl ArenaState {
         let part = self.part_of(id);
         let bytes = self.disowned(id, part, counters);
         counters.became_pending(part, bytes);
-        self.repetition.block_freed(counters);
+        if self.rules.trades {
+            self.repetition.block_freed(counters);
+        }
     }
 
     /// Second half of a free: no stream can use the block any more, so it becomes free. O(1) into a bin, else O(log n).
@@ -85,7 +87,7 @@ impl ArenaState {
         if bytes >= self.rules.max_split {
             counters.oversize_freed();
         }
-        if self.rules.shared
+        if lane.counts_apart
             && let Some(pool) = &self.slots[lane.slot as usize].counters
         {
             pool.allocated_bytes.decrease(part, bytes as i64);
@@ -96,7 +98,9 @@ impl ArenaState {
     /// Puts a block that nobody uses into its lane's bin, or merges and indexes it.
     #[inline(always)]
     fn put_free(&mut self, id: BlockId, part: Part, was: Was, counters: &ArenaCounters) {
-        self.repetition.block_freed(counters);
+        if self.rules.trades {
+            self.repetition.block_freed(counters);
+        }
         let takes_bins = self.takes_bins();
         let Self { lanes, blocks, bins, .. } = self;
         let block = &mut blocks[id];
@@ -111,7 +115,9 @@ impl ArenaState {
                 return;
             }
         }
-        self.repetition.look(counters);
+        if self.rules.trades {
+            self.repetition.look(counters);
+        }
         if self.rules.pages {
             self.stamp(id);
         }
@@ -134,7 +140,7 @@ impl ArenaState {
         for bytes in [self.absorb(id, lane, (prev, Side::Before)), self.absorb(id, lane, (next, Side::After))] {
             (blocks_change, bytes_change) = (blocks_change - i64::from(bytes > 0), bytes_change - bytes);
         }
-        let Self { lanes, blocks, segments, slots, idle_segments, .. } = self;
+        let Self { rules, lanes, blocks, segments, slots, idle_segments, .. } = self;
         let block = &mut blocks[id];
         block.state = BlockState::Free;
         let lane = &mut lanes[lane as usize];
@@ -142,7 +148,9 @@ impl ArenaState {
             (blocks_change, bytes_change) = (blocks_change + 1, bytes_change + to_bytes(block.size) as i64);
         } else {
             block.age = slots[lane.slot as usize].age[part.index()] as u32;
-            idle_segments.came(part, block.size, id);
+            if rules.trades {
+                idle_segments.came(part, block.size, id);
+            }
             if let Some(segment) = segments.get_mut(block.segment) {
                 segment.idle_since = lane.core.open_mark();
                 segment.idle_seen = None;

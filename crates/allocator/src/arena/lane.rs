@@ -45,6 +45,8 @@ pub(crate) struct Lane {
     pub(crate) claim: Claim,
     /// Of a capture's small lane: the pool's neutral one, once the former serves so.
     pub(crate) neutral: u32,
+    /// Its pool counts for itself what it hands out.
+    pub(crate) counts_apart: bool,
     pub(crate) core: Arc<StreamCore>,
     pub(crate) index: FreeIndex,
     pub(crate) in_use: bool,
@@ -58,6 +60,7 @@ impl ArenaState {
             return at as u32;
         }
         let stacked = self.rules.stacked;
+        let counts_apart = self.rules.shared && self.slots[slot as usize].counters.is_some();
         let make = |part| Lane {
             slot,
             part,
@@ -65,6 +68,7 @@ impl ArenaState {
             capture: NO_CAPTURE,
             claim: Claim::NONE,
             neutral: NONE,
+            counts_apart,
             core: Arc::clone(core),
             index: FreeIndex::new(stacked),
             in_use: true,

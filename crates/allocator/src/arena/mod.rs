@@ -82,6 +82,9 @@ pub(crate) struct ArenaRules {
     pub(crate) capture_ends_earlier_uses: bool,
     /// Every free with recorded uses records its events at once, else several share one.
     pub(crate) event_each_free: bool,
+    /// Growth depends on what is idle elsewhere and on whether the workload repeats itself: idle segments are listed as they come and go, and
+    /// repetitions are told. Else what is idle is looked for when the cache is emptied.
+    pub(crate) trades: bool,
 }
 
 /// A pool as an arena sees it.

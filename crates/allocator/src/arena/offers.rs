@@ -5,7 +5,8 @@
 //! class of sizes, two to a power, that is set as long as there is an idle segment of that class. Who looks for one takes the lock of an
 //! arena only if that has one that may fit.
 //!
-//! * **O1** The list has each segment that is one free block, and nothing else, in the order of sizes.
+//! * **O1** The list has each segment that is one free block, and nothing else, in the order of sizes; nothing where the policy does not
+//!   [trade](super::ArenaRules::trades).
 //! * **O2** Whenever the arena's lock is free, the bits are those of the list, and its bytes are said beside them.
 //!
 //! Binned blocks keep their segment from being idle, so nothing is offered of it until the arena's own requests empty the bins.

@@ -104,7 +104,7 @@ impl ArenaState {
         let lane = &mut self.lanes[from as usize];
         lane.index.remove_found(&mut self.blocks, fit);
         let block = &self.blocks[fit.id];
-        if !block.is_split() {
+        if !block.is_split() && self.rules.trades {
             self.idle_segments.went(lane.part, block.size, fit.id);
         }
         Some(fit.id)
@@ -224,7 +224,7 @@ impl ArenaState {
         if bytes >= self.rules.max_split {
             counters.oversize_handed_out();
         }
-        if self.rules.shared || (lane.kind != LaneKind::Stream && !self.segments.is_noted(block)) {
+        if lane.counts_apart || (lane.kind != LaneKind::Stream && !self.segments.is_noted(block)) {
             self.note_hand_out(&handed);
         }
         Some(handed)
@@ -235,7 +235,7 @@ impl ArenaState {
     fn note_hand_out(&mut self, handed: &Handed) {
         let lane = &self.lanes[self.blocks[handed.block].lane as usize];
         let slot = &mut self.slots[lane.slot as usize];
-        if self.rules.shared
+        if lane.counts_apart
             && let Some(pool) = &slot.counters
         {
             pool.allocated_bytes.increase(lane.part, handed.bytes as i64);
@@ -275,7 +275,7 @@ impl ArenaState {
             block.age = slots[lane.slot as usize].age[lane.part.index()] as u32;
         }
         lane.index.insert(blocks, segments, id);
-        if !blocks[id].is_split() {
+        if !blocks[id].is_split() && self.rules.trades {
             self.idle_segments.came(lane.part, blocks[id].size, id);
         }
     }
@@ -286,7 +286,7 @@ impl ArenaState {
         let Self { lanes, blocks, segments, .. } = self;
         let lane = &mut lanes[blocks[id].lane as usize];
         lane.index.remove(blocks, segments, id);
-        if !blocks[id].is_split() {
+        if !blocks[id].is_split() && self.rules.trades {
             self.idle_segments.went(lane.part, blocks[id].size, id);
         }
     }
@@ -297,20 +297,20 @@ impl ArenaState {
         let tie = if self.rules.tie_by_address { memory.base.0 } else { memory.registration };
         let (slot, part) = (self.lanes[lane as usize].slot, self.lanes[lane as usize].part);
         let stream = self.lanes[lane as usize].core.id;
-        let segment = self.segments.insert(Segment {
+        let segment = Segment {
             memory,
             slot,
             part,
             lane,
             stream,
             first: NONE,
-            tie,
             idle_since: 0,
             idle_seen: None,
             noted: 0..0,
             pages: None,
             away: Vec::new(),
-        });
+        };
+        let segment = self.segments.insert(segment, tie);
         let id = self.blocks.insert(Block {
             requested: 0,
             segment,

@@ -69,8 +69,6 @@ pub(crate) struct Segment {
     pub(crate) lane: u32,
     pub(crate) stream: StreamId,
     pub(crate) first: BlockId,
-    /// Its place among segments when blocks of equal size compete.
-    pub(crate) tie: u64,
     /// The mark of its stream that covers all work on it, taken when it last became wholly free.
     pub(crate) idle_since: u64,
     /// When decay first found it wholly free, since then.
@@ -89,20 +87,24 @@ pub(crate) struct Segments {
     slots: Vec<Option<Segment>>,
     /// Where each starts, which every hand-out asks.
     bases: Vec<Address>,
+    /// The place of each among segments when blocks of equal size compete.
+    ties: Vec<u64>,
     vacant: Vec<u32>,
 }
 
 impl Segments {
-    pub(crate) fn insert(&mut self, segment: Segment) -> u32 {
+    pub(crate) fn insert(&mut self, segment: Segment, tie: u64) -> u32 {
         let base = segment.memory.base;
         match self.vacant.pop() {
             Some(id) => {
                 self.bases[id as usize] = base;
+                self.ties[id as usize] = tie;
                 self.slots[id as usize] = Some(segment);
                 id
             }
             None => {
                 self.bases.push(base);
+                self.ties.push(tie);
                 self.slots.push(Some(segment));
                 self.slots.len() as u32 - 1
             }
@@ -157,7 +159,8 @@ impl Segments {
 }
 
 impl TieBreak for Segments {
+    #[inline(always)]
     fn tie(&self, segment: u32) -> u64 {
-        self.get(segment).map_or(u64::MAX, |s| s.tie)
+        self.ties[segment as usize]
     }
 }

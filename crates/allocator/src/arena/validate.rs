@@ -103,7 +103,7 @@ impl ArenaState {
                             binned.0 += 1;
                             binned.1 += bytes;
                         }
-                        if b.state == BlockState::Free && !b.is_split() {
+                        if b.state == BlockState::Free && !b.is_split() && self.rules.trades {
                             idle.push((lane.part, b.size, id));
                         }
                         if b.is_split() {

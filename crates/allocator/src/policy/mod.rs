@@ -105,5 +105,6 @@ fn arena_rules(config: &Config, shared: bool, bins: bool, tie_by_address: bool) 
         pages: false,
         capture_ends_earlier_uses: shared,
         event_each_free: shared,
+        trades: !shared,
     }
 }
