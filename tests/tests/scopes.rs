@@ -75,6 +75,8 @@ struct Model {
     device: Arc<SimDevice>,
     allocator: Allocator<SimDevice>,
     captures: Captures<SimDevice>,
+    /// The bit-exact policies know scopes alone: none for captures or to the default pool, and streams are never retired.
+    bit_exact: bool,
     hands: Vec<Hand>,
     streams: Vec<Stream<SimDevice>>,
     /// With their users.
@@ -93,6 +95,7 @@ impl Model {
         Self {
             streams: (0..STREAMS).map(stream).collect(),
             captures: Captures::new(&allocator),
+            bit_exact: matches!(allocator.config().policy(), Policy::Torch215 | Policy::Torch211),
             hands: (0..THREADS).map(|_| Hand::new()).collect(),
             pools: (0..POOLS).map(|_| (PoolId::fresh(), 0)).collect(),
             scopes: Vec::new(),
@@ -172,9 +175,13 @@ impl Model {
             _ => Filter::Thread(self.hands[other].thread),
         };
         // No capture has this id, so outside captures such a scope is one like others; it may also lead to the default pool.
-        let inside = (self.draw.below(3) == 0).then_some(CaptureId(1 << 40));
+        let inside = (self.draw.below(3) == 0 && !self.bit_exact).then_some(CaptureId(1 << 40));
         let to_default = inside.is_some() && self.draw.below(2) == 0;
         let id = if to_default { PoolId::DEFAULT } else { self.pools[at].0 };
+        // PyTorch has one scope a pool.
+        if self.bit_exact && self.scopes.iter().any(|open| open.pool == id) {
+            return;
+        }
         let allocator = self.allocator.clone();
         let opened = self.hands[hand].does(move || match inside {
             Some(capture) => allocator.begin_allocate_inside(capture, id, filter).map(Some),
@@ -277,8 +284,8 @@ impl Model {
             92..95 => self.release(hand),
             95 => drop(self.allocator.empty_cache().unwrap()),
             96 => drop(self.allocator.trim().unwrap()),
-            97 => self.retire(),
-            98 => self.capture(hand),
+            97 if !self.bit_exact => self.retire(),
+            98 if !self.bit_exact => self.capture(hand),
             _ => self.allocator.validate().unwrap(),
         }
     }
@@ -310,7 +317,7 @@ impl Model {
 
 #[test]
 fn a_request_goes_to_the_pool_it_names_or_where_the_newest_scope_that_claims_it_leads() {
-    for policy in [Policy::Segments, Policy::Pages] {
+    for policy in [Policy::Segments, Policy::Pages, Policy::Torch215, Policy::Torch211] {
         for seed in 0..40 {
             let mut model = Model::new(Config::new(policy), seed);
             (0..400).for_each(|_| model.step());
