@@ -351,6 +351,10 @@ fn a_pool_is_named_under_every_policy_and_one_that_is_not_there_is_refused() {
         assert!(allocator.alloc_in_pool(0, &stream, used).unwrap().address().is_null());
         let refused = allocator.alloc_in_pool(512, &stream, unknown).unwrap_err();
         assert!(matches!(refused, AllocError::Pool(PoolError::Unknown { pool }) if pool == unknown), "{refused}");
+        let uncached = Allocator::new(Arc::clone(&device), Config::new(policy).with_caching(false)).unwrap();
+        let on = uncached.register_stream(stream.handle());
+        let refused = uncached.alloc_in_pool(512, &on, unknown).unwrap_err();
+        assert!(matches!(refused, AllocError::Pool(PoolError::Unknown { .. })), "{refused}");
         let elsewhere = Allocator::new(Arc::clone(&device), Config::new(policy)).unwrap();
         let refused = elsewhere.alloc_in_pool(512, &stream, PoolId::DEFAULT).unwrap_err();
         assert!(matches!(refused, AllocError::ForeignStream { .. }), "{refused}");

@@ -84,10 +84,11 @@ impl<D: Device> Arena<D> {
         self.note_waiting(&state);
     }
 
-    /// Notes, where requests poll, whether there is anything to poll for.
+    /// Notes, where requests poll, whether there is anything to poll for. Their policies have one arena, so its lock is that of the bit too.
     fn note_waiting(&self, state: &ArenaState) {
-        if self.shared.rules.poll_each_allocation {
-            self.shared.attention.set(POLLS, state.any_waiting());
+        let (waits, noted) = (state.any_waiting(), self.shared.attention.get() & POLLS != 0);
+        if self.shared.rules.poll_each_allocation && waits != noted {
+            self.shared.attention.set(POLLS, waits);
         }
     }
 

@@ -332,8 +332,8 @@ impl<D: Device> Arena<D> {
 impl crate::arena::ArenaState {
     /// The wholly free segments of some lanes, with their ties. O(idle segments), O(segments) where they are not listed.
     fn idle(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> impl Iterator<Item = (u64, Idle)> {
-        let unlisted = self.segments.iter().filter(|_| !self.rules.trades).map(|(_, segment)| segment.first);
-        self.idle_segments.blocks().chain(unlisted).filter_map(move |id| {
+        let unlisted = (!self.rules.trades).then(|| self.segments.iter().map(|(_, segment)| segment.first));
+        self.idle_segments.blocks().chain(unlisted.into_iter().flatten()).filter_map(move |id| {
             let lane = &self.lanes[self.blocks[id].lane as usize];
             if pick(lane) { Some((self.segments.tie(self.blocks[id].segment), self.idle_of(id)?)) } else { None }
         })

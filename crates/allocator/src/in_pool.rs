@@ -9,6 +9,7 @@ use crate::arena::{LaneKind, NONE, Source, told, told_handed};
 use crate::error::AllocError;
 use crate::ids::{Part, PoolId};
 use crate::inner::{Inner, SMALL_LIMIT};
+use crate::policy::CaptureContext;
 use crate::shared::{ROUNDS, SCOPES, UNUSUAL};
 use crate::stream::Stream;
 
@@ -25,11 +26,13 @@ impl<D: Device> Inner<D> {
         if requested == 0 {
             return Ok(Allocation::null());
         }
-        if !self.shared.config.caching() {
-            return self.alloc_uncached(requested, stream);
-        }
         self.check_request(requested, stream)?;
-        let request = self.request_along(requested, stream, self.route_into(stream, pool)?)?;
+        let mut request = self.request_along(requested, stream, self.route_into(stream, pool)?)?;
+        if !self.shared.config.caching() {
+            return self.alloc_uncached(&request);
+        }
+        // Where an open scope counts as a capture, so does a pool that is named.
+        request.in_capture |= request.pool.is_some() && self.shared.rules.capture_context == CaptureContext::AnyScope;
         Ok(Allocation::new(self.serve(&request)?, requested))
     }
 

@@ -398,9 +398,10 @@ impl<D: Device> Inner<D> {
             return Ok(Allocation::of(core, handed, requested));
         }
         drop(locked);
-        // It has polled and searched.
-        let served = self.climb(&self.request(requested, stream)?)?;
-        Ok(Allocation::new(served, requested))
+        // It has polled, and searched the default pool; another thread may have opened a scope since.
+        let request = self.request(requested, stream)?;
+        let found = if request.pool.is_some() { self.search(&request) } else { None };
+        Ok(Allocation::new(found.map_or_else(|| self.climb(&request), Ok)?, requested))
     }
 
     /// A usual request while scopes are open and no capture is: from where they sent the stream's last one, if none was opened or closed since.
@@ -532,7 +533,7 @@ impl<D: Device> Inner<D> {
             return Ok(Allocation::null());
         }
         if !self.shared.config.caching() {
-            return self.alloc_uncached(bytes, stream);
+            return self.alloc_uncached(&self.request(bytes, stream)?);
         }
         Ok(Allocation::new(self.alloc(bytes, stream, status)?, bytes))
     }
@@ -601,16 +602,12 @@ impl<D: Device> Inner<D> {
         self.climb(request)
     }
 
-    /// Without caching: a driver allocation of exactly `bytes`, in no statistics. In a capture the driver is left to refuse it.
-    pub(crate) fn alloc_uncached(
-        self: &Arc<Self>,
-        bytes: u64,
-        stream: &Stream<D>,
-    ) -> Result<Allocation<D>, AllocError> {
-        let request = self.request(bytes, stream)?;
+    /// Without caching: a driver allocation of exactly the bytes requested, in no statistics. In a capture the driver is left to refuse it.
+    pub(crate) fn alloc_uncached(&self, request: &Request<D>) -> Result<Allocation<D>, AllocError> {
+        let bytes = request.requested;
         match self.shared.driver.device().mem_alloc(bytes) {
             Ok(address) => Ok(Allocation::direct(request.arena.core, address, bytes)),
-            Err(e) if e.is_out_of_memory() => Err(self.out_of_memory(&request)),
+            Err(e) if e.is_out_of_memory() => Err(self.out_of_memory(request)),
             Err(e) => Err(e.into()),
         }
     }

@@ -44,7 +44,8 @@ pub(crate) const SCOPES: u8 = 32;
 pub(crate) const CAPTURES: u8 = 64;
 /// Requests are rounded as configured, and not just up to 512 bytes: always so, or never.
 pub(crate) const ROUNDS: u8 = 128;
-/// What makes a request leave the shortest way; but for the last three it takes the long way then.
+/// What makes a request leave the shortest way. For what polls, scopes, captures and rounding by themselves there are ways between that and
+/// the long one (`Inner::alloc_beside`).
 pub(crate) const UNUSUAL: u8 = AGES | RECORDS | MARKS | POLLS | SCOPES | CAPTURES | ROUNDS;
 
 /// What a request or a free must look at beside the usual, as bits: the constants above.

@@ -42,6 +42,7 @@ pub(crate) struct StreamCore {
     /// Threads that are recording an event here. A stream that retires lets them finish first.
     marking: AtomicUsize,
     marks: Mutex<VecDeque<(u64, EventHandle)>>,
+    /// Where its last request in a capture or under a scope went.
     pub(crate) route: LastRoute,
 }
 

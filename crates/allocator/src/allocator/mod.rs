@@ -20,7 +20,7 @@ use crate::ids::{Part, PoolId};
 use crate::inner::{Inner, fresh_allocator_id};
 use crate::policy::Rules;
 use crate::reclaim::Trimmed;
-use crate::shared::{AGES, CAPTURES, RECORDS, Shared, UNUSUAL};
+use crate::shared::{AGES, CAPTURES, POLLS, RECORDS, Shared, UNUSUAL};
 use crate::state::State;
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
@@ -210,8 +210,9 @@ impl<D: Device> Allocator<D> {
         }
     }
 
-    /// As [`alloc`](Self::alloc), from this pool, whatever scopes are open. On a stream that is capturing the pool is held for the graph, as
-    /// that of a scope opened inside the capture is. The pool is not made, and no user of it is counted: hold it meanwhile.
+    /// As [`alloc`](Self::alloc), from this pool, whatever scopes are open: as if a scope that claims the request were opened for it alone. Where
+    /// the stream is in a capture of a session, its graph holds the pool. The pool is not made, and no user of it is counted: hold it meanwhile.
+    /// O(streams of the pool) besides.
     ///
     /// # Errors
     ///
@@ -515,7 +516,12 @@ impl<D: Device> Allocator<D> {
     /// The breach.
     pub fn validate(&self) -> Result<(), String> {
         for arena in self.inner.arenas() {
-            arena.lock().validate(&arena.counters)?;
+            let state = arena.lock();
+            state.validate(&arena.counters)?;
+            let shared = &self.inner.shared;
+            if shared.rules.poll_each_allocation && state.any_waiting() && shared.attention.get() & POLLS == 0 {
+                return Err("a block waits for a stream, and requests do not poll".to_owned());
+            }
         }
         Ok(())
     }

@@ -161,8 +161,8 @@ impl Locked {
         true
     }
 
-    /// A usual free of a block that other streams used, unless its lane is a capture's; only where
-    /// such blocks share events, since those policies know captures by their lanes. The streams that an event must be recorded on; `None`, with nothing changed, if it was no such free.
+    /// A usual free of a block that other streams used, unless its lane is a capture's: only under policies that let such blocks share events,
+    /// which know captures by their lanes. The streams that an event must be recorded on; `None`, with nothing changed, if it was no such free.
     pub(crate) fn free_with_uses(&mut self, id: BlockId, generation: u32) -> Option<Vec<Arc<StreamCore>>> {
         let Self { state, counters, .. } = self;
         if state.rules.event_each_free || !state.is_live(id, generation) {

@@ -79,13 +79,16 @@ pub(crate) struct Rules {
 impl Rules {
     /// The decisions of the configured policy on this device.
     pub(crate) fn new(config: &Config, device: &DeviceProperties) -> Self {
-        match config.policy() {
+        let rules = match config.policy() {
             Policy::Torch215 => torch::rules_2_15(config),
             Policy::Torch211 => torch::rules_2_11(config),
             Policy::Segments => segments::rules(config, device),
             Policy::Pages => pages::rules(config, device),
             Policy::StreamOrdered => stream_ordered::rules(config, device),
-        }
+        };
+        // Whether there is anything to poll is noted by the one arena, whenever a block begins to wait.
+        debug_assert!(!rules.poll_each_allocation || (rules.single_arena && rules.arena.event_each_free));
+        rules
     }
 }
 
