@@ -75,18 +75,28 @@ fn slot_of(pair: u32, size: Units) -> usize {
     ((size ^ (pair << 19)).wrapping_mul(0x9E37_79B1) >> 26) as usize
 }
 
-/// An arena's bins: tables indexed by a hash of lane and size, one for each part. Those of large blocks only `pages` uses: there is no such
-/// table before something is put there.
+/// Bins by a hash of lane and size. On cache lines of its own (in pairs, as they are fetched), since every hit writes there.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Table([Bin; SLOTS]);
+
+impl Table {
+    fn new() -> Box<Self> {
+        Box::new(Self([Bin::EMPTY; SLOTS]))
+    }
+}
+
+/// An arena's bins: a table for each part. That of large blocks only `pages` uses: there is no such table before something is put there.
 #[derive(Debug)]
 pub(crate) struct Bins {
     // In a box: the arena's state is moved as pools come and go.
-    small: Box<[Bin; SLOTS]>,
-    large: Option<Box<[Bin; SLOTS]>>,
+    small: Box<Table>,
+    large: Option<Box<Table>>,
 }
 
 impl Default for Bins {
     fn default() -> Self {
-        Self { small: Box::new([Bin::EMPTY; SLOTS]), large: None }
+        Self { small: Table::new(), large: None }
     }
 }
 
@@ -94,22 +104,22 @@ impl Bins {
     /// The bin of small blocks of that size, if there is one. O(1).
     #[inline(always)]
     pub(super) fn small(&mut self, lane: u32, size: Units) -> Option<&mut Bin> {
-        let bin = &mut self.small[slot_of(lane, size)];
+        let bin = &mut self.small.0[slot_of(lane, size)];
         bin.is_of(lane, size).then_some(bin)
     }
 
     /// Keeps a block, if there is room in a bin of small blocks of its lane and size. O(1).
     #[inline(always)]
     pub(crate) fn push_small(&mut self, block: &mut Block, id: BlockId) -> bool {
-        push(&mut self.small[slot_of(block.lane, block.size)], block, id)
+        push(&mut self.small.0[slot_of(block.lane, block.size)], block, id)
     }
 
     #[inline(always)]
     fn bin(&mut self, part: Part, lane: u32, size: Units) -> Option<&mut Bin> {
         let slot = slot_of(lane - part.index() as u32, size);
         match part {
-            Part::Small => Some(&mut self.small[slot]),
-            Part::Large => self.large.as_mut().map(|large| &mut large[slot]),
+            Part::Small => Some(&mut self.small.0[slot]),
+            Part::Large => self.large.as_mut().map(|large| &mut large.0[slot]),
         }
     }
 
@@ -141,7 +151,7 @@ impl Bins {
     #[inline(never)]
     fn push_first(&mut self, part: Part, block: &mut Block, id: BlockId) -> bool {
         if part == Part::Large {
-            self.large.get_or_insert_with(|| Box::new([Bin::EMPTY; SLOTS]));
+            self.large.get_or_insert_with(Table::new);
         }
         let (lane, size) = (block.lane, block.size);
         self.bin(part, lane, size).is_some_and(|bin| bin.becomes(lane, size) && push(bin, block, id))
@@ -160,16 +170,16 @@ impl Bins {
     /// be lost.
     pub(crate) fn forget(&mut self) {
         debug_assert!(
-            self.small.iter().chain(self.large.iter().flat_map(|table| table.iter())).all(|bin| bin.head == NONE),
+            self.small.0.iter().chain(self.large.iter().flat_map(|table| table.0.iter())).all(|bin| bin.head == NONE),
             "bins were forgotten with blocks in them"
         );
         self.clear();
     }
 
     fn clear(&mut self) {
-        self.small.fill(Bin::EMPTY);
+        self.small.0.fill(Bin::EMPTY);
         if let Some(large) = &mut self.large {
-            large.fill(Bin::EMPTY);
+            large.0.fill(Bin::EMPTY);
         }
     }
 
@@ -177,7 +187,7 @@ impl Bins {
     pub(crate) fn ids(&self, blocks: &Blocks) -> Vec<(u32, Part, BlockId)> {
         let mut out = Vec::new();
         for (part, table) in [(Part::Small, Some(&self.small)), (Part::Large, self.large.as_ref())] {
-            for bin in table.into_iter().flat_map(|table| table.iter()) {
+            for bin in table.into_iter().flat_map(|table| table.0.iter()) {
                 let mut at = bin.head;
                 while at != NONE {
                     out.push((bin.lane, part, at));

@@ -88,6 +88,9 @@ impl Block {
 /// Records that a full slab is given at once, and the part of it (an eighth) where that is more.
 const LEAST: usize = 16;
 const GROWTH: usize = 8;
+/// So many records at either end of a slab are never used: then no other arena's thread writes to the cache lines (in pairs, as they are fetched)
+/// that those in use lie on.
+const APART: usize = 128_usize.div_ceil(size_of::<Block>());
 
 /// An arena's block records.
 #[derive(Debug)]
@@ -131,12 +134,15 @@ impl Blocks {
     #[cold]
     #[inline(never)]
     fn append(&mut self) -> BlockId {
+        if self.records.len() + APART >= self.records.capacity() {
+            // Doubling would leave half of the memory unused.
+            self.records.reserve_exact((self.records.len() / GROWTH).max(LEAST) + APART);
+        }
+        if self.records.is_empty() {
+            self.records.extend([const { Block::VACANT }; APART]);
+        }
         // An arena never comes near 2^32 blocks: 2^32 blocks of 512 bytes are 2 TiB of host records first.
         let id = self.records.len() as BlockId;
-        if self.records.len() == self.records.capacity() {
-            // Doubling would leave half of the memory unused.
-            self.records.reserve_exact((self.records.len() / GROWTH).max(LEAST));
-        }
         self.records.push(Block { generation: self.first_generation, ..Block::VACANT });
         id
     }

@@ -32,8 +32,10 @@ pub(crate) enum LaneKind {
     Neutral,
 }
 
-/// One stream in one part of one pool.
+/// One stream in one part of one pool. On cache lines of its own (in pairs, as they are fetched): what the index's head says changes as blocks come
+/// and go.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Lane {
     /// Which of the arena's pool slots.
     pub(crate) slot: u32,
