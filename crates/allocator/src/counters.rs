@@ -34,7 +34,10 @@ fn add(figure: &AtomicI64, n: i64) -> i64 {
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
     current: AtomicI64,
+    /// But for what is counted below.
     decreases: AtomicI64,
+    /// What the shortest way put into bins.
+    into_bins: AtomicI64,
     peak: Peak,
     /// Increases and decreases at the last reset of accumulated figures.
     reset_at: [AtomicI64; 2],
@@ -66,13 +69,14 @@ impl Counter {
 
     /// What came and what went since the beginning, whatever was reset.
     pub(crate) fn raw(&self) -> (i64, i64) {
-        let decreases = self.decreases.load(Relaxed);
+        let decreases = self.decreases.load(Relaxed) + self.into_bins.load(Relaxed);
         (self.current() + decreases, decreases)
     }
 
     /// What came and what went, together.
     fn came_and_went(&self) -> i64 {
-        self.current() + 2 * self.decreases.load(Relaxed)
+        let (came, went) = self.raw();
+        came + went
     }
 
     pub(crate) fn read(&self) -> Stat {
@@ -413,6 +417,7 @@ impl ArenaCounters {
 
     /// What was [freed](Self::freed) went into a bin.
     pub(crate) fn freed_to_bin(&self, part: Part, bytes: i64) {
+        self.left(part, -1, -bytes);
         // Live or binned, it is counted all the same.
         if self.split_changed(part, (1, bytes), (-1, -bytes)) {
             self.note_split(part);
@@ -423,7 +428,6 @@ impl ArenaCounters {
     /// bytes, each as one movement.
     #[inline(always)]
     pub(crate) fn freed_to_index(&self, part: Part, bytes: i64, split: (i64, i64)) {
-        self.left(part, 1, bytes);
         if self.split_changed(part, split, (-1, -bytes)) {
             self.note_split(part);
         }
@@ -446,8 +450,8 @@ impl ArenaCounters {
     pub(crate) fn freed_into_bin(&self, bytes: i64, requested: i64) -> bool {
         let ([blocks, _], [all_bytes, _]) = (&self.allocation.parts, &self.allocated_bytes.parts);
         let (live, live_bytes) = (blocks.add(-1), all_bytes.add(-bytes));
-        add(&blocks.decreases, 1);
-        add(&all_bytes.decreases, bytes);
+        add(&blocks.into_bins, 1);
+        add(&all_bytes.into_bins, bytes);
         self.requested_bytes.parts[0].decrease(requested);
         live <= self.empty.0.load(Relaxed)
             || self.inactive_split.is_passed_beside(live)
@@ -455,18 +459,16 @@ impl ArenaCounters {
             || self.telling.is_due()
     }
 
-    /// Blocks are no longer live and not in bins, or no longer in bins and not live.
-    #[inline(always)]
+    /// Blocks came out of bins without being handed out, or, if fewer than none, the long way put them there.
     fn left(&self, part: Part, blocks: i64, bytes: i64) {
         for (past, n) in self.past_bins[part.index()].iter().zip([blocks, bytes]) {
-            add(&past.went, n);
+            add(&past.left, n);
         }
     }
 
     /// A block was freed, and is pending.
     pub(crate) fn became_pending(&self, part: Part, bytes: i64) {
         self.no_longer_live(part, bytes);
-        self.left(part, 1, bytes);
         self.split_changed(part, (0, 0), (-1, -bytes));
         self.active.pending[part.index()].increase(1);
         self.active_bytes.pending[part.index()].increase(bytes);
@@ -499,7 +501,12 @@ impl ArenaCounters {
     #[inline(always)]
     fn split_counted(&self, part: Part, (blocks, bytes): (i64, i64), live: (i64, i64)) {
         self.inactive_split.change(part, blocks, live.0);
-        self.inactive_split_bytes.change(part, bytes, live.1);
+        // Free and live bytes together change only where a segment becomes free, or is no longer, and where blocks are pending.
+        if bytes != -live.1 {
+            self.inactive_split_bytes.change(part, bytes, live.1);
+        }
+        self.inactive_split.watch.changed(part, blocks);
+        self.inactive_split_bytes.watch.changed(part, bytes);
     }
 
     #[inline(always)]
@@ -582,11 +589,10 @@ impl ArenaCounters {
         ArenaStats {
             allocation: self.allocation.read(),
             active: self.active.read(&self.allocation),
-            inactive_split: self.inactive_split.read(&self.allocation, self.out_of_bins(0, &self.allocation)),
+            inactive_split: self.inactive_split.read(&self.allocation),
             allocated_bytes: self.allocated_bytes.read(),
             active_bytes: self.active_bytes.read(&self.allocated_bytes),
-            inactive_split_bytes: (self.inactive_split_bytes)
-                .read(&self.allocated_bytes, self.out_of_bins(1, &self.allocated_bytes)),
+            inactive_split_bytes: self.inactive_split_bytes.read(&self.allocated_bytes),
             requested_bytes: self.requested_bytes.read(),
             oversize_allocations: self.oversize_allocations.read(),
             // Each figure by itself is never less, but two that are read one after the other may be of two moments.
@@ -596,20 +602,13 @@ impl ArenaCounters {
         }
     }
 
-    /// Blocks (0) or bytes (1) of each part that were ever handed out of bins. As many went into bins as free ones.
-    fn out_of_bins(&self, at: usize, handed_out: &CounterArray) -> [i64; 2] {
-        [0, 1].map(|part: usize| self.past_bins[part][at].of_bins(&handed_out.parts[part]))
-    }
-
     /// Differs from what it was before if a block was handed out, freed or merged in between, or part of a free one was held: it only grows, by
     /// what came and what went of each figure.
     pub(crate) fn changes(&self) -> i64 {
         let came_and_went = |part: usize| {
-            let [blocks, bytes] = [
-                (&self.allocation, &self.inactive_split, &self.past_bins[part][0]),
-                (&self.allocated_bytes, &self.inactive_split_bytes, &self.past_bins[part][1]),
-            ]
-            .map(|(handed, split, past)| split.came_and_went(part, &handed.parts[part], past));
+            let [blocks, bytes] =
+                [(&self.allocation, &self.inactive_split), (&self.allocated_bytes, &self.inactive_split_bytes)]
+                    .map(|(handed, split)| split.came_and_went(part, &handed.parts[part]));
             blocks + bytes + self.allocation.parts[part].came_and_went() + self.active.pending[part].came_and_went()
         };
         came_and_went(0) + came_and_went(1)
@@ -642,8 +641,10 @@ impl ArenaCounters {
 
     /// Blocks in bins, and their bytes.
     pub(crate) fn binned(&self) -> (i64, i64) {
-        let kept = |at: usize| self.past_bins.iter().map(|part| part[at].current()).sum::<i64>();
-        (kept(0) - self.allocation.current(), kept(1) - self.allocated_bytes.current())
+        let [blocks, bytes] = [&self.allocation, &self.allocated_bytes].map(|handed| handed.parts.iter());
+        let binned = |at: usize, (past, handed): (&[PastBins; 2], &Counter)| past[at].binned(handed);
+        let past = || self.past_bins.iter();
+        (past().zip(blocks).map(|p| binned(0, p)).sum(), past().zip(bytes).map(|p| binned(1, p)).sum())
     }
 
     /// Live blocks of at least the split limit.
@@ -654,8 +655,8 @@ impl ArenaCounters {
     pub(crate) fn reset_accumulated(&self) {
         let arrays = [&self.allocation, &self.allocated_bytes, &self.requested_bytes];
         arrays.into_iter().for_each(CounterArray::reset_accumulated);
-        self.inactive_split.reset_accumulated(&self.allocation, self.out_of_bins(0, &self.allocation));
-        self.inactive_split_bytes.reset_accumulated(&self.allocated_bytes, self.out_of_bins(1, &self.allocated_bytes));
+        self.inactive_split.reset_accumulated(&self.allocation);
+        self.inactive_split_bytes.reset_accumulated(&self.allocated_bytes);
         self.oversize_allocations.reset_accumulated();
         self.active.reset_accumulated();
         self.active_bytes.reset_accumulated();

@@ -137,16 +137,19 @@ impl ArenaState {
         let Block { prev, next, lane, size, .. } = self.blocks[id];
         let (mut blocks_change, mut bytes_change) = was.counted(size);
         let was_bytes = to_bytes(size) as i64;
-        for bytes in [self.absorb(id, lane, (prev, Side::Before)), self.absorb(id, lane, (next, Side::After))] {
-            (blocks_change, bytes_change) = (blocks_change - i64::from(bytes > 0), bytes_change - bytes);
+        for absorbed in [self.absorb(id, lane, (prev, Side::Before)), self.absorb(id, lane, (next, Side::After))] {
+            blocks_change -= i64::from(absorbed);
         }
         let Self { rules, lanes, blocks, segments, slots, idle_segments, .. } = self;
         let block = &mut blocks[id];
         block.state = BlockState::Free;
         let lane = &mut lanes[lane as usize];
+        // What was absorbed is as free as before.
+        bytes_change += was_bytes;
         if block.is_split() {
-            (blocks_change, bytes_change) = (blocks_change + 1, bytes_change + to_bytes(block.size) as i64);
+            blocks_change += 1;
         } else {
+            bytes_change -= to_bytes(block.size) as i64;
             block.age = slots[lane.slot as usize].age[part.index()] as u32;
             if rules.trades {
                 idle_segments.came(part, block.size, id);
@@ -164,19 +167,18 @@ impl ArenaState {
         lane.index.insert(blocks, segments, id);
     }
 
-    /// Takes over a neighbour of a block that becomes free in `lane`, if it is free too. Returns its bytes, or 0.
+    /// Takes over a neighbour of a block that becomes free in `lane`, if it is free too. Returns whether it was.
     #[inline(always)]
-    fn absorb(&mut self, id: BlockId, lane: u32, (neighbour, side): (BlockId, Side)) -> i64 {
+    fn absorb(&mut self, id: BlockId, lane: u32, (neighbour, side): (BlockId, Side)) -> bool {
         let Self { lanes, blocks, segments, .. } = self;
         // There is no such record if there is no neighbour.
-        let Some(block) = blocks.get(neighbour) else { return 0 };
+        let Some(block) = blocks.get(neighbour) else { return false };
         if block.state != BlockState::Free || !may_absorb(lanes, lane, block.lane) {
-            return 0;
+            return false;
         }
-        let bytes = to_bytes(block.size) as i64;
         lanes[block.lane as usize].index.remove(blocks, segments, neighbour);
         join(blocks, segments, id, (neighbour, side));
-        bytes
+        true
     }
 
     /// Adds the range of a neighbour that is in no index to `id`; the neighbour's record goes.

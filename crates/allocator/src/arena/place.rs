@@ -169,12 +169,11 @@ impl ArenaState {
             cut(records, id, wanted, (tail, BlockState::Free));
             lane.index.insert(records, segments, tail);
         }
-        let [wanted, rest] = [wanted, rest].map(|units| to_bytes(units) as i64);
-        let split = match (is_cut, was_split) {
-            (true, true) => (0, -wanted),
-            (true, false) => (1, rest),
-            (false, true) => (-1, -(wanted + rest)),
-            (false, false) => (0, 0),
+        let blocks = i64::from(is_cut) - i64::from(was_split);
+        let split = |handed: i64| match (was_split, is_cut) {
+            (true, _) => (blocks, -handed),
+            (false, true) => (blocks, to_bytes(rest) as i64),
+            (false, false) => (blocks, 0),
         };
         self.hand_over(id, (part, requested), split, counters)
     }
@@ -199,16 +198,17 @@ impl ArenaState {
 
     /// Makes a block live and moves the counters of a hand-out.
     pub(crate) fn activate(&mut self, id: BlockId, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
-        self.hand_over(id, (self.part_of(id), requested), (0, 0), counters)
+        self.hand_over(id, (self.part_of(id), requested), |_| (0, 0), counters)
     }
 
-    /// Makes a block live. By that there are so many free blocks more, or fewer, in segments that hold others too, and so many of their bytes.
+    /// Makes a block live. By that there are so many free blocks more, or fewer, in segments that hold others too, and so many of their bytes, by the
+    /// bytes of the block.
     #[inline(always)]
     fn hand_over(
         &mut self,
         id: BlockId,
         (part, requested): (Part, u64),
-        split: (i64, i64),
+        split: impl Fn(i64) -> (i64, i64),
         counters: &ArenaCounters,
     ) -> Option<Handed> {
         self.keep.hold();
@@ -220,7 +220,7 @@ impl ArenaState {
         let bytes = to_bytes(block.size);
         let address = self.segments.address(block.segment, block.offset)?;
         let handed = Handed { block: id, generation: block.generation, address, bytes };
-        counters.handed_out(part, bytes as i64, requested as i64, split);
+        counters.handed_out(part, bytes as i64, requested as i64, split(bytes as i64));
         if bytes >= self.rules.max_split {
             counters.oversize_handed_out();
         }

@@ -3,21 +3,22 @@
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use super::watch::Watch;
-use super::{Counter, CounterArray, PastBins, Stat, StatArray, add};
+use super::{Counter, CounterArray, Stat, StatArray, add};
 use crate::ids::Part;
 use crate::peaks::Peak;
 
 /// Free blocks in segments that hold others too, or their bytes. Counted are these and the live ones together: a hand-out from a bin and a
-/// free into one change only which of the two a block is, so they change nothing here. What is live is known from `handed`.
+/// free into one change only which of the two a block is, so they change nothing here. What is live is known from `handed`, and what went is most
+/// often what was handed out, so that only the difference is kept.
 #[derive(Debug, Default)]
 pub(super) struct SplitCounters {
     with_live: [AtomicI64; 2],
-    /// What went, but for what bins handed out.
-    decreases: [AtomicI64; 2],
+    /// What went, less what was ever handed out.
+    beyond_handed: [AtomicI64; 2],
     peaks: [Peak; 2],
     peak: Peak,
-    watch: Watch,
-    /// Increases and decreases of each part at the last reset of accumulated figures, those by bins among them.
+    pub(super) watch: Watch,
+    /// Increases and decreases of each part at the last reset of accumulated figures.
     reset_at: [[AtomicI64; 2]; 2],
 }
 
@@ -27,13 +28,13 @@ impl SplitCounters {
         self.with_live[part].load(Relaxed) - handed.parts[part].current()
     }
 
-    /// So much more, or less, as one movement; and so much more is live, or less, than was last counted here.
+    /// So much more, or less, as one movement; and so much more is live, or less, than was last counted here. Changes nothing where the two make up
+    /// for each other.
     #[inline(always)]
     pub(super) fn change(&self, part: Part, n: i64, live: i64) {
         // Which way it goes nobody can predict, so nothing here is a branch.
         add(&self.with_live[part.index()], n + live);
-        add(&self.decreases[part.index()], (-n).max(0));
-        self.watch.changed(part, n);
+        add(&self.beyond_handed[part.index()], (-n).max(0) - live.max(0));
     }
 
     /// Whether a part may be something new.
@@ -62,23 +63,26 @@ impl SplitCounters {
         self.watch.set(self.peaks.each_ref().map(Peak::watch), self.peak.watch(), self.in_part(1, handed));
     }
 
-    /// What each part ever gained and lost, where bins took in so many and handed out as many.
-    pub(super) fn raw(&self, handed: &CounterArray, by_bins: [i64; 2]) -> [[i64; 2]; 2] {
+    /// What each part ever gained and lost.
+    pub(super) fn raw(&self, handed: &CounterArray) -> [[i64; 2]; 2] {
         [0, 1].map(|part| {
-            let decreases = self.decreases[part].load(Relaxed) + by_bins[part];
+            let decreases = self.decreases(part, &handed.parts[part]);
             // While other threads work the two that it is made of are not of one moment.
             [self.in_part(part, handed).max(0) + decreases, decreases]
         })
     }
 
-    /// The two figures of [`raw`](Self::raw), of one part, together: of what is live and of what passed the bins by only that part is looked at.
-    pub(super) fn came_and_went(&self, part: usize, handed: &Counter, past: &PastBins) -> i64 {
-        let decreases = self.decreases[part].load(Relaxed) + past.of_bins(handed);
-        self.with_live[part].load(Relaxed) - handed.current() + 2 * decreases
+    fn decreases(&self, part: usize, handed: &Counter) -> i64 {
+        self.beyond_handed[part].load(Relaxed) + handed.raw().0
     }
 
-    pub(super) fn read(&self, handed: &CounterArray, by_bins: [i64; 2]) -> StatArray {
-        let raw = self.raw(handed, by_bins);
+    /// The two figures of [`raw`](Self::raw), of one part, together: of what is live only that part is looked at.
+    pub(super) fn came_and_went(&self, part: usize, handed: &Counter) -> i64 {
+        self.with_live[part].load(Relaxed) - handed.current() + 2 * self.decreases(part, handed)
+    }
+
+    pub(super) fn read(&self, handed: &CounterArray) -> StatArray {
+        let raw = self.raw(handed);
         let [small_pool, large_pool] = [0, 1].map(|part| {
             let ([increases, decreases], [increases_then, decreases_then]) =
                 (raw[part], self.reset_at[part].each_ref().map(|at| at.load(Relaxed)));
@@ -100,8 +104,8 @@ impl SplitCounters {
         [(small + large, &self.peak), (small, &self.peaks[0]), (large, &self.peaks[1])]
     }
 
-    pub(super) fn reset_accumulated(&self, handed: &CounterArray, by_bins: [i64; 2]) {
-        for (at, now) in self.reset_at.iter().flatten().zip(self.raw(handed, by_bins).into_iter().flatten()) {
+    pub(super) fn reset_accumulated(&self, handed: &CounterArray) {
+        for (at, now) in self.reset_at.iter().flatten().zip(self.raw(handed).into_iter().flatten()) {
             at.store(now, Relaxed);
         }
     }
