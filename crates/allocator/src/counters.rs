@@ -18,6 +18,7 @@ use past_bins::PastBins;
 use split::SplitCounters;
 pub use stat::{Stat, StatArray};
 use watch::Watch;
+pub(crate) use watch::Watches;
 
 /// How many figures of an arena have peaks.
 pub(crate) const FIGURES: usize = 22;
@@ -105,7 +106,6 @@ impl Counter {
 pub(crate) struct CounterArray {
     parts: [Counter; 2],
     peak: Peak,
-    watch: Watch,
 }
 
 impl CounterArray {
@@ -119,18 +119,18 @@ impl CounterArray {
 
     /// Counts `n` in, and says whether that may be something new.
     #[inline(always)]
-    fn passed(&self, part: Part, n: i64) -> bool {
+    fn passed(&self, watch: &mut Watch, part: Part, n: i64) -> bool {
         let here = self.parts[part.index()].add(n);
-        self.watch.changed(part, n);
+        watch.changed(part, n);
         let small = if part == Part::Small { here } else { self.parts[0].current() };
-        self.watch.is_passed(part, here, small)
+        watch.is_passed(part, here, small)
     }
 
     /// As [`decrease`](Self::decrease), of a figure that is watched.
     #[inline(always)]
-    fn went(&self, part: Part, n: i64) {
+    fn went(&self, watch: &mut Watch, part: Part, n: i64) {
         self.decrease(part, n);
-        self.watch.changed(part, -n);
+        watch.changed(part, -n);
     }
 
     /// Whether a part that was increased, or both, are more than is nothing new.
@@ -295,29 +295,30 @@ impl ArenaCounters {
     /// A block was handed out, from elsewhere than its bin; by that there are so many free blocks more, or fewer, in segments that hold others
     /// too, and so many of their bytes, each as one movement.
     #[inline(always)]
-    pub(crate) fn handed_out(&self, part: Part, bytes: i64, requested: i64, split: (i64, i64)) {
+    pub(crate) fn handed_out(&self, watches: &mut Watches, part: Part, bytes: i64, requested: i64, split: (i64, i64)) {
         for (past, n) in self.past_bins[part.index()].iter().zip([1, bytes]) {
             add(&past.came, n);
         }
         self.requested_bytes.parts[part.index()].add(requested);
-        let new = self.allocation.passed(part, 1) | self.allocated_bytes.passed(part, bytes);
-        self.split_counted(part, split, (1, bytes));
+        let new = self.allocation.passed(&mut watches.allocation, part, 1)
+            | self.allocated_bytes.passed(&mut watches.allocated_bytes, part, bytes);
+        self.split_counted(watches, part, split, (1, bytes));
         // There are more only where a segment is cut for the first time.
-        let new_split = split.1 > 0 && self.is_split_passed(part);
+        let new_split = split.1 > 0 && self.is_split_passed(watches, part);
         if new | new_split {
-            self.note_new(part, new, new_split);
+            self.note_new(watches, part, new, new_split);
         }
     }
 
     /// Notes what of the figures of a hand-out is at a new peak, or above its ceiling.
     #[cold]
     #[inline(never)]
-    fn note_new(&self, part: Part, handed: bool, split: bool) {
+    fn note_new(&self, watches: &mut Watches, part: Part, handed: bool, split: bool) {
         if handed {
-            self.note_handed_out(part);
+            self.note_handed_out(watches, part);
         }
         if split {
-            self.note_split(part);
+            self.note_split(watches, part);
         }
     }
 
@@ -325,19 +326,19 @@ impl ArenaCounters {
     /// [`note_handed_out`](Self::note_handed_out) comes next.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn handed_out_of_bin(&self, bytes: i64, requested: i64) -> bool {
+    pub(crate) fn handed_out_of_bin(&self, watches: &Watches, bytes: i64, requested: i64) -> bool {
         let ([blocks, _], [all_bytes, _]) = (&self.allocation.parts, &self.allocated_bytes.parts);
         let (live, live_bytes) = (blocks.add(1), all_bytes.add(bytes));
         self.requested_bytes.parts[0].add(requested);
-        self.allocation.watch.is_passed(Part::Small, live, live)
-            || self.allocated_bytes.watch.is_passed(Part::Small, live_bytes, live_bytes)
+        watches.allocation.is_passed(Part::Small, live, live)
+            || watches.allocated_bytes.is_passed(Part::Small, live_bytes, live_bytes)
             || self.telling.is_due()
     }
 
     /// Notes what of the figures of a hand-out is at a new peak, or above its ceiling.
     #[cold]
     #[inline(never)]
-    pub(crate) fn note_handed_out(&self, part: Part) {
+    pub(crate) fn note_handed_out(&self, watches: &mut Watches, part: Part) {
         let recording = &self.recording.0;
         let is_new = self.allocation.is_new(part)
             || self.allocated_bytes.is_new(part)
@@ -356,25 +357,25 @@ impl ArenaCounters {
                 recording.store(recording.load(Relaxed).max(self.allocated_bytes.current()), Relaxed);
             }
             self.watch_empty();
-            self.rewatch();
+            self.rewatch(watches);
         }
     }
 
     /// From now on notes the most bytes that are handed out at once.
-    pub(crate) fn start_recording(&self) {
+    pub(crate) fn start_recording(&self, watches: &mut Watches) {
         self.recording.0.store(0, Relaxed);
-        self.rewatch();
+        self.rewatch(watches);
     }
 
     /// The most bytes that were handed out at once since recording began. It ends.
-    pub(crate) fn end_recording(&self) -> u64 {
+    pub(crate) fn end_recording(&self, watches: &mut Watches) -> u64 {
         let most = self.recording.0.swap(i64::MAX, Relaxed);
-        self.rewatch();
+        self.rewatch(watches);
         if most == i64::MAX { 0 } else { most.max(0) as u64 }
     }
 
     /// Works out again which figures are nothing new. After a ceiling was lowered, a peak reset, or less is pending.
-    pub(crate) fn rewatch(&self) {
+    pub(crate) fn rewatch(&self, watches: &mut Watches) {
         let own = |array: &CounterArray| (array.parts.each_ref().map(|p| p.peak.watch()), array.peak.watch());
         // What is handed out may be as much as makes neither a peak of its own nor one of what it is part of beside pending blocks.
         let beside_pending = |parts: &mut [i64; 2], all: &mut i64, pending: &[Counter; 2], of: ([i64; 2], i64)| {
@@ -387,15 +388,15 @@ impl ArenaCounters {
         let of_active = |active: &ActiveCounters| (active.peaks.each_ref().map(Peak::watch), active.peak.watch());
         let (mut parts, mut all) = own(&self.allocation);
         beside_pending(&mut parts, &mut all, &self.active.pending, of_active(&self.active));
-        self.allocation.watch.set(parts, all, self.allocation.parts[1].current());
+        watches.allocation.set(parts, all, self.allocation.parts[1].current());
         let (mut parts, mut all) = own(&self.allocated_bytes);
         beside_pending(&mut parts, &mut all, &self.active_bytes.pending, of_active(&self.active_bytes));
         // Bytes asked for are at most those handed out or pending, so what these may be stands for them.
         beside_pending(&mut parts, &mut all, &self.active_bytes.pending, own(&self.requested_bytes));
         let (all, large) = (all.min(self.recording.0.load(Relaxed)), self.allocated_bytes.parts[1].current());
-        self.allocated_bytes.watch.set(parts, all, large);
-        self.inactive_split.rewatch(&self.allocation);
-        self.inactive_split_bytes.rewatch(&self.allocated_bytes);
+        watches.allocated_bytes.set(parts, all, large);
+        self.inactive_split.rewatch(&mut watches.inactive_split, &self.allocation);
+        self.inactive_split_bytes.rewatch(&mut watches.inactive_split_bytes, &self.allocated_bytes);
     }
 
     /// Whether everything is free may be worth knowing from now on.
@@ -410,34 +411,34 @@ impl ArenaCounters {
 
     /// A block was freed, and is free: [`freed_to_bin`](Self::freed_to_bin) or [`freed_to_index`](Self::freed_to_index) comes next.
     #[inline(always)]
-    pub(crate) fn freed(&self, part: Part, bytes: i64, requested: i64) {
-        self.no_longer_live(part, bytes);
+    pub(crate) fn freed(&self, watches: &mut Watches, part: Part, bytes: i64, requested: i64) {
+        self.no_longer_live(watches, part, bytes);
         self.requested_bytes.decrease(part, requested);
     }
 
     /// What was [freed](Self::freed) went into a bin.
-    pub(crate) fn freed_to_bin(&self, part: Part, bytes: i64) {
+    pub(crate) fn freed_to_bin(&self, watches: &mut Watches, part: Part, bytes: i64) {
         self.left(part, -1, -bytes);
         // Live or binned, it is counted all the same.
-        if self.split_changed(part, (1, bytes), (-1, -bytes)) {
-            self.note_split(part);
+        if self.split_changed(watches, part, (1, bytes), (-1, -bytes)) {
+            self.note_split(watches, part);
         }
     }
 
     /// What was [freed](Self::freed) was merged, or is held: so many free blocks more, or fewer, in segments that hold others too, and their
     /// bytes, each as one movement.
     #[inline(always)]
-    pub(crate) fn freed_to_index(&self, part: Part, bytes: i64, split: (i64, i64)) {
-        if self.split_changed(part, split, (-1, -bytes)) {
-            self.note_split(part);
+    pub(crate) fn freed_to_index(&self, watches: &mut Watches, part: Part, bytes: i64, split: (i64, i64)) {
+        if self.split_changed(watches, part, split, (-1, -bytes)) {
+            self.note_split(watches, part);
         }
     }
 
     /// A block is no longer live.
     #[inline(always)]
-    fn no_longer_live(&self, part: Part, bytes: i64) {
-        self.allocation.went(part, 1);
-        self.allocated_bytes.went(part, bytes);
+    fn no_longer_live(&self, watches: &mut Watches, part: Part, bytes: i64) {
+        self.allocation.went(&mut watches.allocation, part, 1);
+        self.allocated_bytes.went(&mut watches.allocated_bytes, part, bytes);
         if part == Part::Large && self.allocation.parts[1].current() == 0 {
             self.watch_empty();
         }
@@ -447,15 +448,15 @@ impl ArenaCounters {
     /// is to be told: then [`note_split`](Self::note_split) comes next.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn freed_into_bin(&self, bytes: i64, requested: i64) -> bool {
+    pub(crate) fn freed_into_bin(&self, watches: &Watches, bytes: i64, requested: i64) -> bool {
         let ([blocks, _], [all_bytes, _]) = (&self.allocation.parts, &self.allocated_bytes.parts);
         let (live, live_bytes) = (blocks.add(-1), all_bytes.add(-bytes));
         add(&blocks.into_bins, 1);
         add(&all_bytes.into_bins, bytes);
         self.requested_bytes.parts[0].decrease(requested);
         live <= self.empty.0.load(Relaxed)
-            || self.inactive_split.is_passed_beside(live)
-            || self.inactive_split_bytes.is_passed_beside(live_bytes)
+            || self.inactive_split.is_passed_beside(&watches.inactive_split, live)
+            || self.inactive_split_bytes.is_passed_beside(&watches.inactive_split_bytes, live_bytes)
             || self.telling.is_due()
     }
 
@@ -467,13 +468,13 @@ impl ArenaCounters {
     }
 
     /// A block was freed, and is pending.
-    pub(crate) fn became_pending(&self, part: Part, bytes: i64) {
-        self.no_longer_live(part, bytes);
-        self.split_changed(part, (0, 0), (-1, -bytes));
+    pub(crate) fn became_pending(&self, watches: &mut Watches, part: Part, bytes: i64) {
+        self.no_longer_live(watches, part, bytes);
+        self.split_changed(watches, part, (0, 0), (-1, -bytes));
         self.active.pending[part.index()].increase(1);
         self.active_bytes.pending[part.index()].increase(bytes);
-        self.allocation.watch.lower(part, 1);
-        self.allocated_bytes.watch.lower(part, bytes);
+        watches.allocation.lower(part, 1);
+        watches.allocated_bytes.lower(part, bytes);
     }
 
     /// A pending block is free.
@@ -484,51 +485,51 @@ impl ArenaCounters {
     }
 
     /// So many free blocks more, or fewer, in segments that hold others too, and their bytes, each as one movement.
-    pub(crate) fn split(&self, part: Part, blocks: i64, bytes: i64) {
-        if self.split_changed(part, (blocks, bytes), (0, 0)) {
-            self.note_split(part);
+    pub(crate) fn split(&self, watches: &mut Watches, part: Part, blocks: i64, bytes: i64) {
+        if self.split_changed(watches, part, (blocks, bytes), (0, 0)) {
+            self.note_split(watches, part);
         }
     }
 
     /// As [`split`](Self::split), where so many live blocks came, or went, and bytes. Whether some figure may be at a new peak, or above its
     /// ceiling.
     #[inline(always)]
-    fn split_changed(&self, part: Part, split: (i64, i64), live: (i64, i64)) -> bool {
-        self.split_counted(part, split, live);
-        self.is_split_passed(part)
+    fn split_changed(&self, watches: &mut Watches, part: Part, split: (i64, i64), live: (i64, i64)) -> bool {
+        self.split_counted(watches, part, split, live);
+        self.is_split_passed(watches, part)
     }
 
     #[inline(always)]
-    fn split_counted(&self, part: Part, (blocks, bytes): (i64, i64), live: (i64, i64)) {
+    fn split_counted(&self, watches: &mut Watches, part: Part, (blocks, bytes): (i64, i64), live: (i64, i64)) {
         self.inactive_split.change(part, blocks, live.0);
         // Free and live bytes together change only where a segment becomes free, or is no longer, and where blocks are pending.
         if bytes != -live.1 {
             self.inactive_split_bytes.change(part, bytes, live.1);
         }
-        self.inactive_split.watch.changed(part, blocks);
-        self.inactive_split_bytes.watch.changed(part, bytes);
+        watches.inactive_split.changed(part, blocks);
+        watches.inactive_split_bytes.changed(part, bytes);
     }
 
     #[inline(always)]
-    fn is_split_passed(&self, part: Part) -> bool {
-        self.inactive_split.is_passed(part, &self.allocation)
-            || self.inactive_split_bytes.is_passed(part, &self.allocated_bytes)
+    fn is_split_passed(&self, watches: &Watches, part: Part) -> bool {
+        self.inactive_split.is_passed(&watches.inactive_split, part, &self.allocation)
+            || self.inactive_split_bytes.is_passed(&watches.inactive_split_bytes, part, &self.allocated_bytes)
     }
 
     /// Notes what of the figures of free blocks in segments that hold others too is at a new peak, or above its ceiling.
     #[cold]
     #[inline(never)]
-    pub(crate) fn note_split(&self, part: Part) {
+    pub(crate) fn note_split(&self, watches: &mut Watches, part: Part) {
         let above = self.inactive_split.note(part, &self.allocation)
             | self.inactive_split_bytes.note(part, &self.allocated_bytes);
         self.telling.note(above);
-        self.rewatch();
+        self.rewatch(watches);
     }
 
     /// A block that is not live went into a bin.
-    pub(crate) fn went_into_bin(&self, part: Part, bytes: i64) {
+    pub(crate) fn went_into_bin(&self, watches: &mut Watches, part: Part, bytes: i64) {
         self.left(part, -1, -bytes);
-        self.split(part, 1, bytes);
+        self.split(watches, part, 1, bytes);
     }
 
     /// A block came out of a bin, and is not handed out so far: it still counts with the free blocks of its segment.

@@ -32,7 +32,7 @@ use std::sync::{Arc, Weak};
 use gpupool_device::Device;
 
 use crate::arena::Arena;
-use crate::counters::{ArenaCounters, FIGURES};
+use crate::counters::{ArenaCounters, FIGURES, Watches};
 use crate::sync::{Mutex, Rank};
 
 /// Of what is left below the peak, an arena that needs some takes this part (a quarter) beyond what it needs.
@@ -265,12 +265,12 @@ impl<D: Device> Peaks<D> {
     /// An arena in which nothing was allocated yet counts from now on.
     pub(crate) fn join(&self, arena: &Arc<Arena<D>>) {
         let mut books = self.books.lock();
-        let _held = arena.lock_beside_others();
+        let mut held = arena.lock_beside_others();
         for (sum, (current, peak)) in books.ceilings.iter_mut().zip(arena.counters.figures()) {
             peak.set_ceiling(current);
             *sum += current;
         }
-        arena.counters.rewatch();
+        arena.counters.rewatch(&mut held.state.watches);
         arena.counters.telling.always.store(self.every_change, Relaxed);
         arena.counters.telling.set(PEAKS, self.every_change);
         books.in_use.push(InUse { arena: Arc::downgrade(arena), seen: NEVER });
@@ -279,7 +279,7 @@ impl<D: Device> Peaks<D> {
     /// An arena is going, in which nothing is live: before nobody finds it any more. Whether it was there.
     pub(crate) fn leave(&self, arena: &Arena<D>) -> bool {
         let mut books = self.books.lock();
-        let _held = arena.lock_beside_others();
+        let mut held = arena.lock_beside_others();
         books.wake(arena);
         let before = books.in_use.len();
         books.in_use.retain(|a| !std::ptr::eq(a.arena.as_ptr(), arena));
@@ -291,7 +291,7 @@ impl<D: Device> Peaks<D> {
             gone.fetch_add(peak.most(), Relaxed);
             peak.set_ceiling(i64::MAX);
         }
-        arena.counters.rewatch();
+        arena.counters.rewatch(&mut held.state.watches);
         arena.counters.telling.always.store(false, Relaxed);
         arena.counters.telling.set(PEAKS, false);
         true
@@ -312,7 +312,7 @@ impl<D: Device> Peaks<D> {
         };
         let mut wanting = Vec::new();
         {
-            let _held = arena.lock_beside_others();
+            let mut held = arena.lock_beside_others();
             books.wake(arena);
             let telling = &arena.counters.telling;
             telling.set(PEAKS, telling.always.load(Relaxed));
@@ -326,7 +326,7 @@ impl<D: Device> Peaks<D> {
                     wanting.push(at);
                 }
             }
-            arena.counters.rewatch();
+            arena.counters.rewatch(&mut held.state.watches);
         }
         let seen = if wanting.is_empty() { Vec::new() } else { self.sweep(&mut books, &wanting, met) };
         drop(books);
@@ -382,14 +382,14 @@ impl<D: Device> Peaks<D> {
             self.peaks[at].fetch_max(books.exact[at].max(books.ceilings[at]), Relaxed);
         }
         drop(figures);
-        for (arena, seen) in arenas.iter().zip(seen) {
+        for ((arena, seen), held) in arenas.iter().zip(seen).zip(&mut held) {
             let changes = arena.counters.changes();
             if changes == seen {
                 books.rest(arena);
             } else {
                 books.in_use.push(InUse { arena: Arc::downgrade(arena), seen: changes });
             }
-            arena.counters.rewatch();
+            arena.counters.rewatch(&mut held.state.watches);
         }
         drop(held);
         arenas
@@ -425,9 +425,9 @@ impl<D: Device> Drop for Publisher<'_, D> {
 
 impl ArenaCounters {
     /// Sets what the arena had at most to what it has now. Under the arena's lock.
-    pub(crate) fn reset_peaks(&self) {
+    pub(crate) fn reset_peaks(&self, watches: &mut Watches) {
         self.figures().into_iter().for_each(|(current, peak)| peak.reset(current));
         self.watch_empty();
-        self.rewatch();
+        self.rewatch(watches);
     }
 }

@@ -11,7 +11,7 @@ use crate::allocation::Allocation;
 use crate::arena::{ArenaCore, Handed, Locked, Segment, Want, told_handed};
 use crate::captures::CaptureRegistry;
 use crate::config::{Allowed, Config, ConfigError, LimitSource, fraction_limit};
-use crate::counters::{ArenaCounters, PoolCounters};
+use crate::counters::{ArenaCounters, PoolCounters, Watches};
 use crate::driver::Driver;
 use crate::error::{AllocError, FreeError};
 use crate::history::HistoryOptions;
@@ -480,15 +480,15 @@ impl<D: Device> Allocator<D> {
 
     /// Sets cumulative figures and event counts to zero.
     pub fn reset_accumulated_stats(&self) {
-        self.reset_counters(ArenaCounters::reset_accumulated, PoolCounters::reset_accumulated);
+        self.reset_counters(|counters, _| counters.reset_accumulated(), PoolCounters::reset_accumulated);
         self.inner.shared.totals.lock().reset_accumulated();
         *self.inner.folded.lock() = Stats::default();
     }
 
-    fn reset_counters(&self, of_arena: impl Fn(&ArenaCounters), of_pool: impl Fn(&PoolCounters)) {
+    fn reset_counters(&self, of_arena: impl Fn(&ArenaCounters, &mut Watches), of_pool: impl Fn(&PoolCounters)) {
         for arena in self.inner.arenas() {
-            let _state = arena.lock();
-            of_arena(&arena.counters);
+            let mut state = arena.lock();
+            of_arena(&arena.counters, &mut state.watches);
         }
         for pool in self.inner.pools.all() {
             let _state = pool.arena.lock();

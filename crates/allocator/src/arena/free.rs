@@ -54,7 +54,7 @@ impl ArenaState {
     #[inline(always)]
     pub(super) fn free_in_place(&mut self, id: BlockId, part: Part, counters: &ArenaCounters) {
         let bytes = self.disowned(id, part, counters);
-        counters.freed(part, bytes, self.blocks[id].requested as i64);
+        counters.freed(&mut self.watches, part, bytes, self.blocks[id].requested as i64);
         self.put_free(id, part, Was::Live, counters);
     }
 
@@ -62,7 +62,7 @@ impl ArenaState {
     pub(crate) fn request_free(&mut self, id: BlockId, counters: &ArenaCounters) {
         let part = self.part_of(id);
         let bytes = self.disowned(id, part, counters);
-        counters.became_pending(part, bytes);
+        counters.became_pending(&mut self.watches, part, bytes);
         if self.rules.trades {
             self.repetition.block_freed(counters);
         }
@@ -102,15 +102,15 @@ impl ArenaState {
             self.repetition.block_freed(counters);
         }
         let takes_bins = self.takes_bins();
-        let Self { lanes, blocks, bins, .. } = self;
+        let Self { lanes, blocks, bins, watches, .. } = self;
         let block = &mut blocks[id];
         if takes_bins && Bins::may_take(block.size) {
             let lane = &lanes[block.lane as usize];
             if lane.kind != LaneKind::Neutral && bins.push(part, block, id) {
                 block.state = BlockState::Binned;
                 match was {
-                    Was::Live => counters.freed_to_bin(part, to_bytes(block.size) as i64),
-                    _ => counters.went_into_bin(part, to_bytes(block.size) as i64),
+                    Was::Live => counters.freed_to_bin(watches, part, to_bytes(block.size) as i64),
+                    _ => counters.went_into_bin(watches, part, to_bytes(block.size) as i64),
                 }
                 return;
             }
@@ -140,7 +140,7 @@ impl ArenaState {
         for absorbed in [self.absorb(id, lane, (prev, Side::Before)), self.absorb(id, lane, (next, Side::After))] {
             blocks_change -= i64::from(absorbed);
         }
-        let Self { rules, lanes, blocks, segments, slots, idle_segments, .. } = self;
+        let Self { rules, lanes, blocks, segments, slots, idle_segments, watches, .. } = self;
         let block = &mut blocks[id];
         block.state = BlockState::Free;
         let lane = &mut lanes[lane as usize];
@@ -161,8 +161,8 @@ impl ArenaState {
         }
         // Each as one movement: peaks are made of movements.
         match was {
-            Was::Live => counters.freed_to_index(part, was_bytes, (blocks_change, bytes_change)),
-            _ => counters.split(part, blocks_change, bytes_change),
+            Was::Live => counters.freed_to_index(watches, part, was_bytes, (blocks_change, bytes_change)),
+            _ => counters.split(watches, part, blocks_change, bytes_change),
         }
         lane.index.insert(blocks, segments, id);
     }

@@ -78,7 +78,7 @@ impl Locked {
         let bytes = to_bytes(want.units);
         let handed = Handed { block: id, generation: block.generation, address, bytes };
         // What a capture's bin holds was handed out in this capture before, so its range is noted already.
-        let new = counters.handed_out_of_bin(bytes as i64, want.requested as i64);
+        let new = counters.handed_out_of_bin(&state.watches, bytes as i64, want.requested as i64);
         Some((handed, new))
     }
 
@@ -131,7 +131,7 @@ impl Locked {
             return Binned::No;
         }
         block.state = BlockState::Binned;
-        let new = counters.freed_into_bin(to_bytes(block.size) as i64, block.requested as i64);
+        let new = counters.freed_into_bin(&state.watches, to_bytes(block.size) as i64, block.requested as i64);
         if new { Binned::WithNews } else { Binned::Quietly }
     }
 
@@ -180,8 +180,9 @@ impl Locked {
 /// After a hand-out: notes what is new, gives the lock back, and tells what has to be told.
 #[cold]
 #[inline(never)]
-pub(crate) fn told_handed<D: Device>(locked: QuickGuard<'_, Locked>, part: Part) {
-    locked.counters.note_handed_out(part);
+pub(crate) fn told_handed<D: Device>(mut locked: QuickGuard<'_, Locked>, part: Part) {
+    let Locked { state, counters, .. } = &mut *locked;
+    counters.note_handed_out(&mut state.watches, part);
     told::<D>(locked, &[]);
 }
 
@@ -190,7 +191,7 @@ pub(crate) fn told_handed<D: Device>(locked: QuickGuard<'_, Locked>, part: Part)
 #[inline(never)]
 pub(crate) fn told_freed<D: Device>(mut locked: QuickGuard<'_, Locked>) {
     let Locked { state, counters, .. } = &mut *locked;
-    counters.note_split(Part::Small);
+    counters.note_split(&mut state.watches, Part::Small);
     state.repetition.block_freed(counters);
     state.repetition.watch_empty(counters);
     told::<D>(locked, &[]);

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use gpupool_device::Device;
 
 use crate::captures::Recording;
-use crate::counters::{ArenaCounters, PoolCounters};
+use crate::counters::{ArenaCounters, PoolCounters, Watches};
 use crate::history::{Action, History};
 use crate::idle::{Idle, IdleState};
 use crate::ids::{Part, PoolId};
@@ -137,6 +137,7 @@ pub(crate) struct ArenaState {
     /// Set while a request is served that has been asked whether a handle should be cut for it.
     pub(crate) uncut: bool,
     pub(crate) keep: Keep,
+    pub(crate) watches: Watches,
 }
 
 /// An arena: its core, and what is read and kept beside the lock. On cache lines of its own (in pairs, as they are fetched), so that threads
@@ -357,6 +358,7 @@ impl ArenaState {
             idle: IdleState::default(),
             uncut: false,
             keep: Keep::default(),
+            watches: Watches::default(),
         }
     }
 

@@ -187,12 +187,12 @@ impl ArenaState {
             let tail = self.divide(id, front);
             self.index(tail);
             if was_split {
-                counters.split(part, 0, -(to_bytes(front) as i64));
+                counters.split(&mut self.watches, part, 0, -(to_bytes(front) as i64));
             } else {
-                counters.split(part, 1, to_bytes(size - front) as i64);
+                counters.split(&mut self.watches, part, 1, to_bytes(size - front) as i64);
             }
         } else if was_split {
-            counters.split(part, -1, -(to_bytes(size) as i64));
+            counters.split(&mut self.watches, part, -1, -(to_bytes(size) as i64));
         }
     }
 
@@ -220,7 +220,7 @@ impl ArenaState {
         let bytes = to_bytes(block.size);
         let address = self.segments.address(block.segment, block.offset)?;
         let handed = Handed { block: id, generation: block.generation, address, bytes };
-        counters.handed_out(part, bytes as i64, requested as i64, split(bytes as i64));
+        counters.handed_out(&mut self.watches, part, bytes as i64, requested as i64, split(bytes as i64));
         if bytes >= self.rules.max_split {
             counters.oversize_handed_out();
         }

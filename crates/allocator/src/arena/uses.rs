@@ -308,7 +308,7 @@ impl ArenaState {
         // A stream that was waited for once is waited for again.
         self.pending.retain(|q| !q.blocks.is_empty() || !q.core.is_retired());
         if freed > 0 {
-            counters.rewatch();
+            counters.rewatch(&mut self.watches);
         }
         freed
     }

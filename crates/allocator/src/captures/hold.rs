@@ -282,7 +282,7 @@ impl<D: Device> HeldPool for Held<D> {
         if under_way.is_none() {
             *under_way = Some(recording);
             if !self.pool.arena.shared.rules.single_arena {
-                self.pool.arena.counters.start_recording();
+                self.pool.arena.counters.start_recording(&mut state.watches);
             }
         }
     }
@@ -295,7 +295,7 @@ impl<D: Device> HeldPool for Held<D> {
             return Recording::default();
         };
         recorded.written = Range::merged(recorded.written);
-        recorded.peak_bytes = self.pool.arena.counters.end_recording();
+        recorded.peak_bytes = self.pool.arena.counters.end_recording(&mut state.watches);
         state.segments.forget_noted(self.pool.slot);
         for (_, segment) in state.segments.iter().filter(|(_, s)| s.slot == self.pool.slot) {
             if let Some(table) = &segment.pages {

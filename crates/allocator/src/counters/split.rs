@@ -17,7 +17,6 @@ pub(super) struct SplitCounters {
     beyond_handed: [AtomicI64; 2],
     peaks: [Peak; 2],
     peak: Peak,
-    pub(super) watch: Watch,
     /// Increases and decreases of each part at the last reset of accumulated figures.
     reset_at: [[AtomicI64; 2]; 2],
 }
@@ -39,18 +38,18 @@ impl SplitCounters {
 
     /// Whether a part may be something new.
     #[inline(always)]
-    pub(super) fn is_passed(&self, part: Part, handed: &CounterArray) -> bool {
+    pub(super) fn is_passed(&self, watch: &Watch, part: Part, handed: &CounterArray) -> bool {
         let here = self.in_part(part.index(), handed);
         // Figures are read anew each time, and who calls knows the part.
         let small = if part == Part::Small { here } else { self.in_part(0, handed) };
-        self.watch.is_passed(part, here, small)
+        watch.is_passed(part, here, small)
     }
 
     /// Whether the small part may be something new, where so much of it is live.
     #[inline(always)]
-    pub(super) fn is_passed_beside(&self, live: i64) -> bool {
+    pub(super) fn is_passed_beside(&self, watch: &Watch, live: i64) -> bool {
         let here = self.with_live[0].load(Relaxed) - live;
-        self.watch.is_passed(Part::Small, here, here)
+        watch.is_passed(Part::Small, here, here)
     }
 
     /// A part was increased. Whether some figure is above its ceiling.
@@ -59,8 +58,8 @@ impl SplitCounters {
         self.peaks[part.index()].note(here) | self.peak.note(here + other)
     }
 
-    pub(super) fn rewatch(&self, handed: &CounterArray) {
-        self.watch.set(self.peaks.each_ref().map(Peak::watch), self.peak.watch(), self.in_part(1, handed));
+    pub(super) fn rewatch(&self, watch: &mut Watch, handed: &CounterArray) {
+        watch.set(self.peaks.each_ref().map(Peak::watch), self.peak.watch(), self.in_part(1, handed));
     }
 
     /// What each part ever gained and lost.

@@ -121,8 +121,8 @@ impl ArenaState {
         let block = &self.blocks[id];
         let (part, split) = (self.lanes[block.lane as usize].part, was.counted(block.size));
         match was {
-            Was::Live => counters.freed_to_index(part, to_bytes(block.size) as i64, split),
-            _ => counters.split(part, split.0, split.1),
+            Was::Live => counters.freed_to_index(&mut self.watches, part, to_bytes(block.size) as i64, split),
+            _ => counters.split(&mut self.watches, part, split.0, split.1),
         }
         self.blocks[id].state = crate::arena::BlockState::Held;
         self.idle.parked.insert(id);

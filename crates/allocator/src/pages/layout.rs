@@ -78,7 +78,7 @@ impl ArenaState {
             pieces += 1;
         }
         self.blocks[at].state = BlockState::Held;
-        counters.split(part, pieces, -(to_bytes(end - start) as i64));
+        counters.split(&mut self.watches, part, pieces, -(to_bytes(end - start) as i64));
         at
     }
 
