@@ -96,15 +96,43 @@ const APART: usize = 128_usize.div_ceil(size_of::<Block>());
 #[derive(Debug)]
 pub(crate) struct Blocks {
     records: Vec<Block>,
-    vacant: u32,
-    used: u32,
+    vacancies: Vacancies,
     /// What new records' generations begin with.
     first_generation: u32,
 }
 
+/// Which records are not in use.
+#[derive(Debug)]
+pub(crate) struct Vacancies {
+    first: BlockId,
+    /// How many others there are.
+    used: u32,
+}
+
+impl Vacancies {
+    /// Makes a record vacant. Handles to it become stale.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, records: &mut [Block], id: BlockId) -> Block {
+        self.used -= 1;
+        let slot = &mut records[id as usize];
+        let block = slot.clone();
+        slot.state = BlockState::Vacant;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.left = self.first;
+        self.first = id;
+        block
+    }
+}
+
 impl Blocks {
     pub(crate) fn new() -> Self {
-        Self { records: Vec::new(), vacant: NONE, used: 0, first_generation: 0 }
+        Self { records: Vec::new(), vacancies: Vacancies { first: NONE, used: 0 }, first_generation: 0 }
+    }
+
+    /// The records, and which of them are not in use: for who takes some out. Where they are is looked up once.
+    #[inline(always)]
+    pub(crate) fn parts(&mut self) -> (&mut [Block], &mut Vacancies) {
+        (&mut self.records, &mut self.vacancies)
     }
 
     /// An empty slab whose generations go on where these end: a handle to a record here is stale there. O(records).
@@ -124,9 +152,10 @@ impl Blocks {
     /// A record that was vacant: whoever asks fills it in, all but its generation.
     #[inline(always)]
     pub(crate) fn vacancy(&mut self) -> BlockId {
-        self.used += 1;
-        match self.records.get(self.vacant as usize) {
-            Some(record) => std::mem::replace(&mut self.vacant, record.left),
+        let Vacancies { first, used } = &mut self.vacancies;
+        *used += 1;
+        match self.records.get(*first as usize) {
+            Some(record) => std::mem::replace(first, record.left),
             None => self.append(),
         }
     }
@@ -150,14 +179,7 @@ impl Blocks {
     /// Makes a record vacant. Handles to it become stale.
     #[inline(always)]
     pub(crate) fn remove(&mut self, id: BlockId) -> Block {
-        self.used -= 1;
-        let slot = &mut self.records[id as usize];
-        let block = slot.clone();
-        slot.state = BlockState::Vacant;
-        slot.generation = slot.generation.wrapping_add(1);
-        slot.left = self.vacant;
-        self.vacant = id;
-        block
+        self.vacancies.add(&mut self.records, id)
     }
 
     /// The record, unless it is vacant or of another generation.
@@ -177,7 +199,7 @@ impl Blocks {
 
     /// Records in use.
     pub(crate) fn used(&self) -> usize {
-        self.used as usize
+        self.vacancies.used as usize
     }
 
     /// Bytes of host memory that the records take.

@@ -1,7 +1,7 @@
 //! Freeing: from live to pending or free, merging with free neighbours, and emptying bins.
 
 use super::lane::may_absorb;
-use super::{ArenaState, Bins, Block, BlockId, BlockState, Blocks, LaneKind, Segments};
+use super::{ArenaState, Bins, Block, BlockId, BlockState, Lane, LaneKind, Segments, Vacancies};
 use crate::counters::ArenaCounters;
 use crate::history::Action;
 use crate::ids::Part;
@@ -137,11 +137,14 @@ impl ArenaState {
         let Block { prev, next, lane, size, .. } = self.blocks[id];
         let (mut blocks_change, mut bytes_change) = was.counted(size);
         let was_bytes = to_bytes(size) as i64;
-        for absorbed in [self.absorb(id, lane, (prev, Side::Before)), self.absorb(id, lane, (next, Side::After))] {
+        let Self { rules, lanes, blocks, segments, slots, idle_segments, watches, .. } = self;
+        // Where they lie is looked up once.
+        let (lanes, (records, vacancies)): (&mut [Lane], _) = (lanes, blocks.parts());
+        for neighbour in [(prev, Side::Before), (next, Side::After)] {
+            let absorbed = absorb((records, &mut *vacancies), lanes, segments, (id, lane), neighbour);
             blocks_change -= i64::from(absorbed);
         }
-        let Self { rules, lanes, blocks, segments, slots, idle_segments, watches, .. } = self;
-        let block = &mut blocks[id];
+        let block = &mut records[id as usize];
         block.state = BlockState::Free;
         let lane = &mut lanes[lane as usize];
         // What was absorbed is as free as before.
@@ -164,27 +167,13 @@ impl ArenaState {
             Was::Live => counters.freed_to_index(watches, part, was_bytes, (blocks_change, bytes_change)),
             _ => counters.split(watches, part, blocks_change, bytes_change),
         }
-        lane.index.insert(blocks, segments, id);
-    }
-
-    /// Takes over a neighbour of a block that becomes free in `lane`, if it is free too. Returns whether it was.
-    #[inline(always)]
-    fn absorb(&mut self, id: BlockId, lane: u32, (neighbour, side): (BlockId, Side)) -> bool {
-        let Self { lanes, blocks, segments, .. } = self;
-        // There is no such record if there is no neighbour.
-        let Some(block) = blocks.get(neighbour) else { return false };
-        if block.state != BlockState::Free || !may_absorb(lanes, lane, block.lane) {
-            return false;
-        }
-        lanes[block.lane as usize].index.remove(blocks, segments, neighbour);
-        join(blocks, segments, id, (neighbour, side));
-        true
+        lane.index.insert(records, segments, id);
     }
 
     /// Adds the range of a neighbour that is in no index to `id`; the neighbour's record goes.
     pub(crate) fn join(&mut self, id: BlockId, neighbour: BlockId) {
         let side = if self.blocks[neighbour].next == id { Side::Before } else { Side::After };
-        join(&mut self.blocks, &mut self.segments, id, (neighbour, side));
+        join(self.blocks.parts(), &mut self.segments, id, (neighbour, side));
     }
 
     /// Empties the bins: what was in them is merged and indexed. Returns whether there was anything. O(n).
@@ -208,11 +197,35 @@ impl ArenaState {
     }
 }
 
+/// Takes over a neighbour of a block that becomes free in `lane`, if it is free too. Returns whether it was.
+#[inline(always)]
+fn absorb(
+    (records, vacancies): (&mut [Block], &mut Vacancies),
+    lanes: &mut [Lane],
+    segments: &mut Segments,
+    (id, lane): (BlockId, u32),
+    (neighbour, side): (BlockId, Side),
+) -> bool {
+    // There is no such record if there is no neighbour.
+    let Some(block) = records.get(neighbour as usize) else { return false };
+    let of = block.lane;
+    if block.state != BlockState::Free || !may_absorb(lanes, lane, of) {
+        return false;
+    }
+    lanes[of as usize].index.remove(records, segments, neighbour);
+    join((records, vacancies), segments, id, (neighbour, side));
+    true
+}
+
 /// As [`ArenaState::join`].
 #[inline(always)]
-fn join(blocks: &mut Blocks, segments: &mut Segments, id: BlockId, (neighbour, side): (BlockId, Side)) {
-    let gone = blocks.remove(neighbour);
-    let records: &mut [Block] = blocks;
+fn join(
+    (records, vacancies): (&mut [Block], &mut Vacancies),
+    segments: &mut Segments,
+    id: BlockId,
+    (neighbour, side): (BlockId, Side),
+) {
+    let gone = vacancies.add(records, neighbour);
     let block = &mut records[id as usize];
     block.size += gone.size;
     // There is no such record if nothing lies beyond.

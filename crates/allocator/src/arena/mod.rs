@@ -46,6 +46,7 @@ use crate::sync::QuickGuard;
 use crate::units::Units;
 
 use bins::Bins;
+use block::Vacancies;
 pub(crate) use block::{Block, BlockId, BlockState, Blocks, NONE};
 pub(crate) use core::{ArenaCore, Keep, Locked};
 pub(crate) use free::Was;

@@ -2,7 +2,7 @@
 
 use gpupool_device::Address;
 
-use super::{ArenaState, Backing, Block, BlockId, BlockState, LaneKind, Memory, NONE, Segment, Want};
+use super::{ArenaState, Backing, Block, BlockId, BlockState, LaneKind, Memory, NONE, Segment, Segments, Want};
 use crate::captures::Range;
 use crate::counters::ArenaCounters;
 use crate::history::Action;
@@ -60,8 +60,8 @@ impl ArenaState {
         want: Want,
         counters: &ArenaCounters,
     ) -> Option<Handed> {
-        let block = self.take_indexed(lane, neutral, want.units, counters)?;
-        let handed = self.cut_and_hand_out(block, want, counters)?;
+        let (from, fit) = self.usable_fit(lane, neutral, want.units, counters)?;
+        let handed = self.cut_and_hand_out((fit.id, from, Some(fit)), want, counters)?;
         if neutral.is_some() {
             self.blocks[handed.block].lane = lane;
         }
@@ -69,7 +69,6 @@ impl ArenaState {
     }
 
     /// As [`take_from`](Self::take_from), from the indexes alone. O(log n) in one size class.
-    #[inline(always)]
     fn take_indexed(
         &mut self,
         lane: u32,
@@ -77,6 +76,26 @@ impl ArenaState {
         units: Units,
         counters: &ArenaCounters,
     ) -> Option<BlockId> {
+        let (from, fit) = self.usable_fit(lane, neutral, units, counters)?;
+        let lane = &mut self.lanes[from as usize];
+        lane.index.remove_found(&mut self.blocks, fit);
+        let block = &self.blocks[fit.id];
+        if !block.is_split() && self.rules.trades {
+            self.idle_segments.went(lane.part, block.size, fit.id);
+        }
+        Some(fit.id)
+    }
+
+    /// The best fit of a lane, or the better one of the pool's neutral lane, and which of the two has it, if a request may have it. O(log n) in one
+    /// size class.
+    #[inline(always)]
+    fn usable_fit(
+        &mut self,
+        lane: u32,
+        neutral: Option<u32>,
+        units: Units,
+        counters: &ArenaCounters,
+    ) -> Option<(u32, Found)> {
         let fit = self.lanes[lane as usize].index.best_fit(&self.blocks, units);
         let (from, fit) = match neutral {
             Some(neutral) if !self.lanes[neutral as usize].index.is_empty() => {
@@ -101,13 +120,7 @@ impl ArenaState {
             // A handle may be cut first: see `pages::cut`.
             return None;
         }
-        let lane = &mut self.lanes[from as usize];
-        lane.index.remove_found(&mut self.blocks, fit);
-        let block = &self.blocks[fit.id];
-        if !block.is_split() && self.rules.trades {
-            self.idle_segments.went(lane.part, block.size, fit.id);
-        }
-        Some(fit.id)
+        Some((from, fit))
     }
 
     /// The better of a lane's best fit and that of the pool's neutral lane, and which of the two has it.
@@ -140,42 +153,56 @@ impl ArenaState {
         requested: u64,
         counters: &ArenaCounters,
     ) -> Option<Handed> {
-        let part = self.part_of(id);
-        self.cut_and_hand_out(id, Want { part, units: to_units(size)?, requested }, counters)
+        let (part, lane) = (self.part_of(id), self.blocks[id].lane);
+        self.cut_and_hand_out((id, lane, None), Want { part, units: to_units(size)?, requested }, counters)
     }
 
-    /// As [`hand_out`](Self::hand_out): what [`place`](Self::place) and [`activate`](Self::activate) do, in one piece.
+    /// As [`hand_out`](Self::hand_out), of a block of this lane that may have been found in its index and not yet been taken out: all in one piece, in
+    /// which where the records lie is looked up once.
     #[inline(always)]
     fn cut_and_hand_out(
         &mut self,
-        id: BlockId,
+        (id, lane, found): (BlockId, u32, Option<Found>),
         Want { part, units: wanted, requested }: Want,
         counters: &ArenaCounters,
     ) -> Option<Handed> {
-        let Self { lanes, blocks, segments, slots, rules, .. } = self;
+        self.keep.hold();
+        let Self { lanes, blocks, segments, slots, rules, idle_segments, .. } = self;
         let block = &blocks[id];
-        let lane = &mut lanes[block.lane as usize];
+        let lane = &mut lanes[lane as usize];
         debug_assert_eq!(lane.part, part);
-        let (rest, was_split) = (block.size - wanted, block.is_split());
+        let (size, was_split) = (block.size, block.is_split());
+        let rest = size - wanted;
         let least = match part {
             Part::Small => 0,
             Part::Large if to_bytes(wanted) < rules.max_split => rules.large_remainder,
             Part::Large => u64::MAX,
         };
         let is_cut = to_bytes(rest) > least && !slots[lane.slot as usize].no_split;
+        let tail = if is_cut { blocks.vacancy() } else { NONE };
+        let records: &mut [Block] = blocks;
+        if let Some(found) = found {
+            lane.index.remove_found(records, found);
+            if !was_split && rules.trades {
+                idle_segments.went(part, size, id);
+            }
+        }
         if is_cut {
-            let tail = blocks.vacancy();
-            let records: &mut [Block] = blocks;
             cut(records, id, wanted, (tail, BlockState::Free));
             lane.index.insert(records, segments, tail);
         }
+        let handed = make_live(records, id, requested, segments)?;
+        let bytes = handed.bytes as i64;
         let blocks = i64::from(is_cut) - i64::from(was_split);
-        let split = |handed: i64| match (was_split, is_cut) {
-            (true, _) => (blocks, -handed),
+        let split = match (was_split, is_cut) {
+            (true, _) => (blocks, -bytes),
             (false, true) => (blocks, to_bytes(rest) as i64),
             (false, false) => (blocks, 0),
         };
-        self.hand_over(id, (part, requested), split, counters)
+        let of = (lane.kind, lane.counts_apart);
+        counters.handed_out(&mut self.watches, part, bytes, requested as i64, split);
+        self.note_unusual(handed, of, counters);
+        Some(handed)
     }
 
     /// Cuts a block that is in no index down to `front` units, or leaves it whole if it has no more, and moves the counters of free
@@ -198,36 +225,24 @@ impl ArenaState {
 
     /// Makes a block live and moves the counters of a hand-out.
     pub(crate) fn activate(&mut self, id: BlockId, requested: u64, counters: &ArenaCounters) -> Option<Handed> {
-        self.hand_over(id, (self.part_of(id), requested), |_| (0, 0), counters)
+        self.keep.hold();
+        let lane = &self.lanes[self.blocks[id].lane as usize];
+        let (part, of) = (lane.part, (lane.kind, lane.counts_apart));
+        let handed = make_live(&mut self.blocks, id, requested, &self.segments)?;
+        counters.handed_out(&mut self.watches, part, handed.bytes as i64, requested as i64, (0, 0));
+        self.note_unusual(handed, of, counters);
+        Some(handed)
     }
 
-    /// Makes a block live. By that there are so many free blocks more, or fewer, in segments that hold others too, and so many of their bytes, by the
-    /// bytes of the block.
+    /// What is noted of few blocks that are handed out, by what their lane is.
     #[inline(always)]
-    fn hand_over(
-        &mut self,
-        id: BlockId,
-        (part, requested): (Part, u64),
-        split: impl Fn(i64) -> (i64, i64),
-        counters: &ArenaCounters,
-    ) -> Option<Handed> {
-        self.keep.hold();
-        let block = &mut self.blocks[id];
-        block.state = BlockState::Live;
-        block.generation = block.generation.wrapping_add(1);
-        block.requested = requested;
-        let lane = &self.lanes[block.lane as usize];
-        let bytes = to_bytes(block.size);
-        let address = self.segments.address(block.segment, block.offset)?;
-        let handed = Handed { block: id, generation: block.generation, address, bytes };
-        counters.handed_out(&mut self.watches, part, bytes as i64, requested as i64, split(bytes as i64));
-        if bytes >= self.rules.max_split {
+    fn note_unusual(&mut self, handed: Handed, (kind, counts_apart): (LaneKind, bool), counters: &ArenaCounters) {
+        if handed.bytes >= self.rules.max_split {
             counters.oversize_handed_out();
         }
-        if lane.counts_apart || (lane.kind != LaneKind::Stream && !self.segments.is_noted(block)) {
+        if counts_apart || (kind != LaneKind::Stream && !self.segments.is_noted(&self.blocks[handed.block])) {
             self.note_hand_out(&handed);
         }
-        Some(handed)
     }
 
     /// What a pool counts for itself, and what a capture notes of what it hands out.
@@ -354,6 +369,17 @@ impl ArenaState {
         self.index(id);
         Some(id)
     }
+}
+
+/// Makes a block live that is in no index.
+#[inline(always)]
+fn make_live(records: &mut [Block], id: BlockId, requested: u64, segments: &Segments) -> Option<Handed> {
+    let block = &mut records[id as usize];
+    block.state = BlockState::Live;
+    block.generation = block.generation.wrapping_add(1);
+    block.requested = requested;
+    let address = segments.address(block.segment, block.offset)?;
+    Some(Handed { block: id, generation: block.generation, address, bytes: to_bytes(block.size) })
 }
 
 /// Cuts a block in two: `id` keeps the front, and the vacant record of the tail is filled in, with the state given.
