@@ -473,3 +473,20 @@ fn resetting_figures_resets_those_of_pools_too() {
         lab.done();
     }
 }
+
+#[test]
+fn misses_are_never_reset_not_even_those_of_a_stream_that_is_gone() {
+    for policy in [Policy::Segments, Policy::Pages, Policy::StreamOrdered, Policy::Torch215, Policy::Torch211] {
+        let lab = Lab::with(Config::new(policy), 1_000);
+        drop(lab.alloc(1, 30));
+        let misses = lab.allocator.stats().misses;
+        assert!(misses > 0, "{policy:?}");
+        lab.allocator.empty_cache().unwrap();
+        lab.allocator.retire_stream(&lab.stream(1)).unwrap();
+        lab.allocator.empty_cache().unwrap();
+        for _ in 0..2 {
+            assert_eq!(lab.allocator.stats().misses, misses, "{policy:?}");
+            lab.allocator.reset_accumulated_stats();
+        }
+    }
+}

@@ -1,8 +1,9 @@
 //! Idle pools on the simulated device: parked and woken, suspended and resumed, with contents and addresses as they were.
 
 use gpupool_allocator::{
-    AllocError, Config, Contents, IdleOptions, OnUse, Policy, PoolError, PoolId, Residency, Which,
+    AllocError, Config, Contents, Filter, IdleOptions, OnUse, Policy, PoolError, PoolId, Residency, Which,
 };
+use gpupool_device::CaptureMode;
 use gpupool_graph_capture::{CaptureOptions, LaunchError};
 use gpupool_sim_device::Scheduler;
 use gpupool_tests::graph_bench::{EAGER, KIB, Lab, MIB};
@@ -31,6 +32,52 @@ fn a_parked_pool_gives_its_memory_back_and_a_launch_wakes_it() {
         assert_eq!(lab.device.memory_in_use(), before);
         assert_eq!(lab.allocator.residency(g.pool).unwrap(), Residency::Resident);
         lab.assert_clean();
+    });
+}
+
+// What a capturing stream has freed stays mapped when the pool is parked, since its work may use it still.
+#[test]
+fn a_parked_pool_serves_nothing_of_what_had_to_stay_of_it() {
+    everywhere(|lab| {
+        let s = lab.stream();
+        for on_use in [OnUse::Refuse, OnUse::Wake] {
+            let pool = PoolId::fresh();
+            let _hold = lab.allocator.hold_pool(pool).unwrap();
+            lab.allocator.set_idle_options(pool, IdleOptions::new().with_on_use(on_use)).unwrap();
+            let live = lab.allocator.alloc_in_pool(12 * MIB, &s, pool).unwrap();
+            drop(lab.allocator.alloc_in_pool(512, &s, pool).unwrap());
+            let options = CaptureOptions::new().with_mode(CaptureMode::Relaxed);
+            let capture = lab.captures.begin(&s, options).unwrap();
+            lab.allocator.park_pool(pool).unwrap();
+            drop(capture.end().unwrap());
+            assert_eq!(lab.allocator.residency(pool).unwrap(), Residency::Parked);
+            lab.allocator.validate().unwrap();
+            let away = PoolError::Away { pool, residency: Residency::Parked };
+            for scoped in [false, true, true] {
+                if scoped {
+                    lab.allocator.begin_allocate_to_pool(pool, Filter::All).unwrap();
+                }
+                let served = match scoped {
+                    true => lab.allocator.alloc(512, &s),
+                    false => lab.allocator.alloc_in_pool(512, &s, pool),
+                };
+                match on_use {
+                    OnUse::Refuse => assert!(matches!(&served, Err(AllocError::Pool(e)) if *e == away), "{served:?}"),
+                    _ => {
+                        drop(served.unwrap());
+                        assert_eq!(lab.allocator.residency(pool).unwrap(), Residency::Resident);
+                    }
+                }
+                if scoped {
+                    lab.allocator.end_allocate_to_pool(pool).unwrap();
+                    lab.allocator.release_pool(pool).unwrap();
+                }
+                lab.allocator.validate().unwrap();
+            }
+            lab.allocator.wake_pool(pool).unwrap();
+            drop(lab.allocator.alloc_in_pool(512, &s, pool).unwrap());
+            drop(live);
+        }
     });
 }
 

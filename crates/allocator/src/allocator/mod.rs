@@ -478,11 +478,12 @@ impl<D: Device> Allocator<D> {
         self.inner.shared.totals.lock().reset_peaks();
     }
 
-    /// Sets cumulative figures and event counts to zero.
+    /// Sets cumulative figures and event counts to zero, but not [`misses`](Stats::misses).
     pub fn reset_accumulated_stats(&self) {
         self.reset_counters(|counters, _| counters.reset_accumulated(), PoolCounters::reset_accumulated);
         self.inner.shared.totals.lock().reset_accumulated();
-        *self.inner.folded.lock() = Stats::default();
+        let mut folded = self.inner.folded.lock();
+        *folded = Stats { misses: folded.misses, ..Stats::default() };
     }
 
     fn reset_counters(&self, of_arena: impl Fn(&ArenaCounters, &mut Watches), of_pool: impl Fn(&PoolCounters)) {

@@ -324,12 +324,10 @@ impl ArenaState {
                     }
                     BlockState::Pending => true,
                     BlockState::Free => {
+                        // What the stream may use still stays mapped; found by nobody meanwhile is all of it.
+                        plan.held.push(id);
                         let lane = &self.lanes[block.lane as usize];
-                        let used = lane.kind == LaneKind::Stream && busy.contains(&lane.core.id);
-                        if !used {
-                            plan.held.push(id);
-                        }
-                        used
+                        lane.kind == LaneKind::Stream && busy.contains(&lane.core.id)
                     }
                     BlockState::Held if leaving.contains(&id) || self.idle.parked.contains(&id) => false,
                     BlockState::Held | BlockState::Binned => return Err(Unclear::Changing),
