@@ -373,21 +373,20 @@ impl<D: Device> Inner<D> {
         let unusual = attention & UNUSUAL & !(CAPTURES | ROUNDS);
         // Rounded as configured it may be more than a segment can be.
         let fits = self.is_usual(&stream.core, requested) && self.is_usual(&stream.core, self.shared.round(requested));
-        if fits && unusual == POLLS && stream.core.is_usable() {
-            return self.alloc_after_polling(requested, stream);
-        }
-        if !fits || unusual & !SCOPES != 0 || !stream.core.is_usable() {
+        if !fits || !stream.core.is_usable() {
             return self.alloc_the_long_way(requested, stream, None);
         }
-        match (attention & CAPTURES == 0, unusual == 0) {
-            (true, true) => self.alloc_outside_captures(requested, stream, None),
-            (true, false) => self.alloc_under_scopes(requested, stream),
-            (false, true) => self.alloc_beside_captures(requested, stream),
-            (false, false) => self.alloc_the_long_way(requested, stream, None),
+        match (unusual, attention & CAPTURES == 0) {
+            (0, true) => self.alloc_outside_captures(requested, stream, None),
+            (SCOPES, true) => self.alloc_under_scopes(requested, stream),
+            (0, false) => self.alloc_beside_captures(requested, stream),
+            (POLLS, true) => self.alloc_after_polling(requested, stream),
+            _ => self.alloc_the_long_way(requested, stream, None),
         }
     }
 
-    /// A usual request that polls events first.
+    /// A usual request that polls events first. Apart, so that who does not poll keeps no registers for it.
+    #[inline(never)]
     fn alloc_after_polling(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
         self.poll_now(&stream.arena)?;
         let core = stream.arena.core;
