@@ -39,8 +39,7 @@ impl<D: Device> Inner<D> {
     /// From a bin of the pool or its free index, if nothing is unusual.
     fn hit_in_pool(&self, requested: u64, stream: &Stream<D>, id: PoolId) -> Option<Allocation<D>> {
         let unusual = self.shared.attention.get() & UNUSUAL & !(ROUNDS | SCOPES);
-        let fits = self.is_usual(&stream.core, requested) && self.is_usual(&stream.core, self.shared.round(requested));
-        if !fits || unusual != 0 || !stream.core.is_usable() {
+        if unusual != 0 || !self.is_usual_rounded(&stream.core, requested) || !stream.core.is_usable() {
             return None;
         }
         let pool = self.pools.get(id).ok()?;

@@ -361,6 +361,12 @@ impl<D: Device> Inner<D> {
         requested.wrapping_sub(1) < LARGEST && stream.allocator == self.id
     }
 
+    /// As [`is_usual`](Self::is_usual) where requests are rounded as configured: by that one may be more than a segment can be.
+    #[inline(always)]
+    pub(crate) fn is_usual_rounded(&self, stream: &StreamCore, requested: u64) -> bool {
+        self.is_usual(stream, requested) && self.is_usual(stream, self.shared.round(requested))
+    }
+
     /// A request of any kind that is not served by the shortest way: one while captures may be under way or scopes are open; one on a thread's own
     /// stream; one that finds the lock taken; one that is rounded as configured; and all that are unusual.
     #[inline(never)]
@@ -371,9 +377,7 @@ impl<D: Device> Inner<D> {
     ) -> Result<Allocation<D>, AllocError> {
         let attention = self.shared.attention.get();
         let unusual = attention & UNUSUAL & !(CAPTURES | ROUNDS);
-        // Rounded as configured it may be more than a segment can be.
-        let fits = self.is_usual(&stream.core, requested) && self.is_usual(&stream.core, self.shared.round(requested));
-        if !fits || !stream.core.is_usable() {
+        if !self.is_usual_rounded(&stream.core, requested) || !stream.core.is_usable() {
             return self.alloc_the_long_way(requested, stream, None);
         }
         match (unusual, attention & CAPTURES == 0) {
