@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpupool_device::{Device, StreamHandle};
 
-use crate::arena::{Arena, BlockId, BlockState, LaneKind, Memory, Segment};
+use crate::arena::{Arena, BlockId, BlockState, LaneKind, Memory};
 use crate::error::{AllocError, PoolError};
 use crate::ids::{Part, PoolId};
 use crate::index::TieBreak;
@@ -178,8 +178,8 @@ impl<D: Device> Inner<D> {
             for arena in others.iter().filter(|arena| arena.offers.has(request.part, class)) {
                 let mut found: Vec<Idle> = {
                     let state = arena.lock();
-                    let blocks = state.idle_segments.of_class(request.part, class);
-                    let idle = blocks.filter_map(|block| state.idle_of(block));
+                    let segments = state.idle_segments.of_class(request.part, class);
+                    let idle = segments.filter_map(|segment| state.idle_in(segment));
                     idle.filter(|idle| self.may_serve(request, idle.bytes)).collect()
                 };
                 found.sort_by_key(|idle| (idle.bytes, idle.ordinal));
@@ -332,10 +332,10 @@ impl<D: Device> Arena<D> {
 impl crate::arena::ArenaState {
     /// The wholly free segments of some lanes, with their ties. O(idle segments), O(segments) where they are not listed.
     fn idle(&self, pick: impl Fn(&crate::arena::Lane) -> bool) -> impl Iterator<Item = (u64, Idle)> {
-        let unlisted = (!self.rules.trades).then(|| self.segments.iter().map(|(_, segment)| segment.first));
-        self.idle_segments.blocks().chain(unlisted.into_iter().flatten()).filter_map(move |id| {
-            let lane = &self.lanes[self.blocks[id].lane as usize];
-            if pick(lane) { Some((self.segments.tie(self.blocks[id].segment), self.idle_of(id)?)) } else { None }
+        let unlisted = (!self.rules.trades).then(|| self.segments.iter().map(|(at, _)| at));
+        self.idle_segments.segments().chain(unlisted.into_iter().flatten()).filter_map(move |at| {
+            let idle = self.idle_in(at)?;
+            pick(&self.lanes[idle.lane as usize]).then(|| (self.segments.tie(at), idle))
         })
     }
 
@@ -353,11 +353,12 @@ impl crate::arena::ArenaState {
 
     /// The segment that a block is all of, if it is free. O(1).
     pub(crate) fn idle_of(&self, id: BlockId) -> Option<Idle> {
-        let at = self.blocks[id].segment;
-        self.idle_in(at, self.segments.get(at)?)
+        self.idle_in(self.blocks[id].segment)
     }
 
-    fn idle_in(&self, at: u32, segment: &Segment) -> Option<Idle> {
+    /// A segment, if it is one free block. O(1).
+    fn idle_in(&self, at: u32) -> Option<Idle> {
+        let segment = self.segments.get(at)?;
         let block = &self.blocks[segment.first];
         let idle = block.state == BlockState::Free && !block.is_split();
         idle.then(|| Idle {

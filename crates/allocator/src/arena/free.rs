@@ -154,12 +154,12 @@ impl ArenaState {
         } else {
             bytes_change -= to_bytes(block.size) as i64;
             block.age = slots[lane.slot as usize].age[part.index()] as u32;
-            if rules.trades {
-                idle_segments.came(part, block.size, id);
-            }
             if let Some(segment) = segments.get_mut(block.segment) {
                 segment.idle_since = lane.core.open_mark();
                 segment.idle_seen = None;
+            }
+            if rules.trades {
+                idle_segments.came(part, block.size, block.segment);
             }
         }
         // Each as one movement: peaks are made of movements.

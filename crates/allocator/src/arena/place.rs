@@ -81,7 +81,7 @@ impl ArenaState {
         lane.index.remove_found(&mut self.blocks, fit);
         let block = &self.blocks[fit.id];
         if !block.is_split() && self.rules.trades {
-            self.idle_segments.went(lane.part, block.size, fit.id);
+            self.idle_segments.went(lane.part, block.size, block.segment);
         }
         Some(fit.id)
     }
@@ -184,7 +184,7 @@ impl ArenaState {
         if let Some(found) = found {
             lane.index.remove_found(records, found);
             if !was_split && rules.trades {
-                idle_segments.went(part, size, id);
+                idle_segments.went(part, size, records[id as usize].segment);
             }
         }
         if is_cut {
@@ -290,8 +290,9 @@ impl ArenaState {
             block.age = slots[lane.slot as usize].age[lane.part.index()] as u32;
         }
         lane.index.insert(blocks, segments, id);
-        if !blocks[id].is_split() && self.rules.trades {
-            self.idle_segments.came(lane.part, blocks[id].size, id);
+        let block = &blocks[id];
+        if !block.is_split() && self.rules.trades {
+            self.idle_segments.came(lane.part, block.size, block.segment);
         }
     }
 
@@ -301,8 +302,9 @@ impl ArenaState {
         let Self { lanes, blocks, segments, .. } = self;
         let lane = &mut lanes[blocks[id].lane as usize];
         lane.index.remove(blocks, segments, id);
-        if !blocks[id].is_split() && self.rules.trades {
-            self.idle_segments.went(lane.part, blocks[id].size, id);
+        let block = &blocks[id];
+        if !block.is_split() && self.rules.trades {
+            self.idle_segments.went(lane.part, block.size, block.segment);
         }
     }
 

@@ -104,7 +104,7 @@ impl ArenaState {
                             binned.1 += bytes;
                         }
                         if b.state == BlockState::Free && !b.is_split() && self.rules.trades {
-                            idle.push((lane.part, b.size, id));
+                            idle.push((lane.part, b.size, at));
                         }
                         if b.is_split() {
                             r.inactive_split += 1;
@@ -149,7 +149,7 @@ impl ArenaState {
             return Err(format!("A1: {} records, {seen} of them in segments", self.blocks.used()));
         }
         self.validate_index()?;
-        self.idle_segments.validate(idle)?;
+        self.idle_segments.validate(&idle)?;
         for part in Part::ALL {
             let (counted, real) = (Recount::of(counters, part), recount[part.index()]);
             if counted != real {
