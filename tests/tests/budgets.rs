@@ -26,7 +26,7 @@ fn a_block_takes_at_most_64_bytes_of_host_memory() {
         }
     }
     // What the owner holds.
-    assert!(size_of::<Allocation<SimDevice>>() <= 40);
+    assert!(size_of::<Allocation<SimDevice>>() <= 24);
 }
 
 /// Blocks of many sizes are freed and allocated for ever, and never all are free: once the level was held for a while, memory is kept.

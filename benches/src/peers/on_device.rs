@@ -8,6 +8,7 @@ use std::sync::Arc;
 use gpupool_allocator::{Allocation, Allocator, Config, Filter, Policy, PoolId, Stream};
 use gpupool_device::{StreamKind, Workbench};
 
+use super::gpupool::refused;
 use crate::{Failed, Needs, Peer};
 
 /// gpupool under one policy on a device.
@@ -62,7 +63,7 @@ impl<D: Workbench + 'static> Peer for OnDevice<D> {
 
     #[inline]
     fn alloc(&mut self, bytes: u64, stream: u16) -> Option<Self::Block> {
-        self.allocator.alloc(bytes, &self.streams[usize::from(stream)]).ok()
+        self.allocator.alloc(bytes, &self.streams[usize::from(stream)]).map_err(refused).ok()
     }
 
     #[inline]

@@ -1,15 +1,17 @@
 //! A block in its owner's hands.
 
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use gpupool_device::{Address, Device, Memory};
 
-use crate::arena::{ArenaCore, ArenaState, Binned, BlockId, Handed, Locked, NONE, arena_of, told, told_freed};
+use crate::arena::{ArenaCore, ArenaState, Binned, Block, BlockId, Handed, Locked, NONE, arena_of, told, told_freed};
 use crate::error::FreeError;
 use crate::inner::Served;
 use crate::stream::{Stream, StreamCore, WorkMark};
 use crate::sync::QuickGuard;
+use crate::units::to_bytes;
 
 /// A block of GPU memory. Dropping it frees it, in the order of its own stream: work that was submitted there before may still use
 /// it, and nobody else gets it before that work is done.
@@ -21,14 +23,13 @@ use crate::sync::QuickGuard;
 /// [`free_on`](Self::free_on), or their work may find the memory in someone else's hands.
 #[must_use = "dropping an allocation frees it"]
 pub struct Allocation<D: Device> {
-    /// That of the block's arena, which the block keeps while it is live. `None` for a request of zero bytes.
-    core: Option<&'static ArenaCore>,
-    /// The block's record in the arena; [`NONE`] for a driver allocation of its own, since caching is off.
+    /// That of the block's arena, which the block keeps while it is live.
+    core: &'static ArenaCore,
+    /// Null for a request of zero bytes.
+    address: Address,
+    /// The block's record in the arena; [`NONE`] for a driver allocation of its own, since caching is off, and for zero bytes.
     block: BlockId,
     generation: u32,
-    address: Address,
-    size: u64,
-    requested: u64,
     device: PhantomData<Arc<D>>,
 }
 
@@ -43,30 +44,33 @@ pub struct Placement {
 
 impl<D: Device> Allocation<D> {
     pub(crate) fn null() -> Self {
-        let (address, device) = (Address::NULL, PhantomData);
-        Self { core: None, block: NONE, generation: 0, address, size: 0, requested: 0, device }
+        // Number 0 serves no arena.
+        Self::at(ArenaCore::numbered(0), 0, (NONE, 0))
     }
 
-    pub(crate) fn new(served: Served<D>, requested: u64) -> Self {
-        Self::of(served.arena.core, served.handed, requested)
+    pub(crate) fn new(served: Served<D>) -> Self {
+        Self::of(served.arena.core, served.handed)
     }
 
     #[inline]
-    pub(crate) fn of(core: &'static ArenaCore, handed: Handed, requested: u64) -> Self {
-        let Handed { block, generation, address, bytes: size } = handed;
-        Self { core: Some(core), block, generation, address, size, requested, device: PhantomData }
+    pub(crate) fn of(core: &'static ArenaCore, handed: Handed) -> Self {
+        Self::at(core, handed.address.0, (handed.block, handed.generation))
+    }
+
+    #[inline(always)]
+    pub(crate) fn at(core: &'static ArenaCore, address: u64, (block, generation): (BlockId, u32)) -> Self {
+        Self { core, address: Address(address), block, generation, device: PhantomData }
     }
 
     /// A driver allocation of its own, made for a request on the stream of the arena with this core.
     pub(crate) fn direct(core: &'static ArenaCore, address: Address, bytes: u64) -> Self {
-        core.count_direct(true);
-        let handed = Handed { block: NONE, generation: 0, address, bytes };
-        Self::of(core, handed, bytes)
+        core.note_direct(address, bytes);
+        Self::at(core, address.0, (NONE, 0))
     }
 
     /// Its arena's core, for a block in an arena.
     pub(crate) fn core(&self) -> Option<&'static ArenaCore> {
-        self.core.filter(|_| self.block != NONE)
+        (self.block != NONE).then_some(self.core)
     }
 
     /// The block's record and generation.
@@ -80,16 +84,29 @@ impl<D: Device> Allocation<D> {
         self.address
     }
 
-    /// Bytes of the block: what was asked for, rounded up, and more where the block was not worth splitting.
+    /// Bytes of the block: what was asked for, rounded up, and more where the block was not worth splitting. 0 for a request of zero bytes, and for
+    /// a block that a restored checkpoint took away. Takes the arena's lock.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.size
+        self.bytes_by(|block| to_bytes(block.size))
     }
 
-    /// Bytes that were asked for.
+    /// Bytes that were asked for; 0 where [`size`](Self::size) is. Takes the arena's lock.
     #[must_use]
     pub fn requested(&self) -> u64 {
-        self.requested
+        self.bytes_by(|block| block.requested)
+    }
+
+    fn bytes_by(&self, of: impl Fn(&Block) -> u64) -> u64 {
+        if self.address.is_null() {
+            return 0;
+        }
+        let state = &self.core.lock().state;
+        let bytes = match self.block {
+            NONE => state.keep.direct_bytes(self.address),
+            block => state.blocks.current(block, self.generation).map(of),
+        };
+        bytes.unwrap_or(0)
     }
 
     /// Which segment the block is in and where. `None` for a request of zero bytes, for a block that a restored checkpoint took away,
@@ -99,7 +116,7 @@ impl<D: Device> Allocation<D> {
         let state = &self.core()?.lock().state;
         let block = state.blocks.current(self.block, self.generation)?;
         let segment = state.segments.get(block.segment)?;
-        Some(Placement { segment: segment.memory.ordinal, offset: crate::units::to_bytes(block.offset) })
+        Some(Placement { segment: segment.memory.ordinal, offset: to_bytes(block.offset) })
     }
 
     /// Says that work on `stream` uses the block: when it is freed, it becomes free only after the work submitted to `stream` by then.
@@ -160,16 +177,17 @@ impl<D: Device> Allocation<D> {
     /// # Errors
     ///
     /// [`FreeError::NotLive`] for a block that a restored checkpoint took away.
-    pub fn free(mut self) -> Result<(), FreeError> {
-        self.core.take().map_or(Ok(()), |core| self.release(core, core.lock()))
+    pub fn free(self) -> Result<(), FreeError> {
+        let block = ManuallyDrop::new(self);
+        if block.address.is_null() { Ok(()) } else { block.release(block.core.lock()) }
     }
 
-    fn release(&self, core: &'static ArenaCore, locked: QuickGuard<'_, Locked>) -> Result<(), FreeError> {
+    fn release(&self, locked: QuickGuard<'_, Locked>) -> Result<(), FreeError> {
         let not_live = FreeError::NotLive { address: self.address };
         let Some(arena) = arena_of::<D>(locked) else { return Err(not_live) };
         if self.block == NONE {
             arena.shared.free_direct(self.address);
-            core.count_direct(false);
+            self.core.forget_direct(self.address);
             arena.tell();
             return Ok(());
         }
@@ -193,23 +211,32 @@ impl<D: Device> Memory for Allocation<D> {
 impl<D: Device> Drop for Allocation<D> {
     #[inline]
     fn drop(&mut self) {
-        let Some(core) = self.core else { return };
-        let Some(mut locked) = core.try_lock() else { return self.drop_after_others(core) };
-        match locked.free_into_bin(self.block, self.generation) {
-            Binned::Quietly => {}
-            Binned::WithNews => told_freed::<D>(locked),
-            Binned::No => Self::free_past_bin(self.block, locked),
-            Binned::Unusual => self.drop_unusual(core, locked),
+        if !self.address.is_null() {
+            Self::free_block(self.core, self.address, self.block, self.generation);
         }
     }
 }
 
 impl<D: Device> Allocation<D> {
+    /// By the shortest way, which is one function of machine code: `docs/hot-path.md` walks it. What the handle has comes in registers.
+    #[inline(never)]
+    fn free_block(core: &'static ArenaCore, address: Address, block: BlockId, generation: u32) {
+        let Some(mut locked) = core.try_lock() else {
+            return Self::free_after_others(core, address, block, generation);
+        };
+        match locked.free_into_bin(block, generation) {
+            Binned::Quietly => {}
+            Binned::WithNews => told_freed::<D>(locked),
+            Binned::No => Self::free_past_bin(block, locked),
+            Binned::Unusual => Self::free_unusual((core, address), (block, generation), locked),
+        }
+    }
+
     /// Somebody else has the lock.
     #[cold]
     #[inline(never)]
-    fn drop_after_others(&self, core: &'static ArenaCore) {
-        self.drop_unusual(core, core.lock());
+    fn free_after_others(core: &'static ArenaCore, address: Address, block: BlockId, generation: u32) {
+        Self::free_unusual((core, address), (block, generation), core.lock());
     }
 
     /// A usual free that no bin took.
@@ -220,23 +247,29 @@ impl<D: Device> Allocation<D> {
     }
 
     #[inline(never)]
-    fn drop_unusual(&self, core: &'static ArenaCore, mut locked: QuickGuard<'_, Locked>) {
+    fn free_unusual(
+        (core, address): (&'static ArenaCore, Address),
+        (block, generation): (BlockId, u32),
+        mut locked: QuickGuard<'_, Locked>,
+    ) {
         if !locked.is_free_unusual() {
-            if locked.free_alone(self.block, self.generation) {
+            if locked.free_alone(block, generation) {
                 return told::<D>(locked, &[]);
             }
-            if let Some(to_mark) = locked.free_with_uses(self.block, self.generation) {
+            if let Some(to_mark) = locked.free_with_uses(block, generation) {
                 return told::<D>(locked, &to_mark);
             }
         }
-        if let Err(e) = self.release(core, locked) {
+        let handle = ManuallyDrop::new(Self::at(core, address.0, (block, generation)));
+        if let Err(e) = handle.release(locked) {
             tracing::debug!(error = %e, "a handle outlived its block");
         }
     }
 }
 
+/// Takes no lock, so that it may be printed anywhere.
 impl<D: Device> std::fmt::Debug for Allocation<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Allocation({}, {} bytes, {} requested)", self.address, self.size, self.requested)
+        write!(f, "Allocation({})", self.address)
     }
 }

@@ -143,7 +143,7 @@ impl<D: Device> Inner<D> {
         };
         let allocated = handed
             .into_iter()
-            .map(|handed| Allocation::new(Served { arena: Arc::clone(&pool.arena), handed }, handed.bytes))
+            .map(|handed| Allocation::new(Served { arena: Arc::clone(&pool.arena), handed }))
             .collect();
         Ok(Restored { freed, allocated })
     }

@@ -6,12 +6,13 @@
 use std::sync::Arc;
 
 use gpupool_device::{
-    Address, CaptureStatus, Device, DriverPoolFigures, DriverPoolHandle, DriverResult, EventHandle, HostMemory,
-    MemoryHandle, MemoryInfo, StreamHandle, code, with_relaxed_capture,
+    Address, Call, CaptureStatus, Device, DriverError, DriverPoolFigures, DriverPoolHandle, DriverResult, EventHandle,
+    HostMemory, MemoryHandle, MemoryInfo, StreamHandle, code, with_relaxed_capture,
 };
 
 use crate::captures::CaptureRegistry;
 use crate::sync::{Mutex, Rank, assert_unlocked};
+use crate::units::is_placeable;
 
 /// A device with its event cache.
 pub(crate) struct Driver<D: Device> {
@@ -40,8 +41,25 @@ impl<D: Device> Driver<D> {
         &self.device
     }
 
+    /// The start of a range that the driver gave, if blocks may lie in it; otherwise it is given back, and the driver is taken to have failed.
+    fn placed(
+        call: Call,
+        (base, bytes): (Address, u64),
+        give_back: impl FnOnce() -> DriverResult<()>,
+    ) -> DriverResult<Address> {
+        if is_placeable(base, bytes) {
+            return Ok(base);
+        }
+        tracing::warn!(address = %base, bytes, %call, "the driver gave addresses that are not aligned to 256 bytes, or beyond 2^56");
+        if let Err(e) = give_back() {
+            tracing::warn!(address = %base, bytes, error = %e, "they were not given back");
+        }
+        Err(DriverError::new(call, code::INVALID_VALUE))
+    }
+
     pub(crate) fn mem_alloc(&self, bytes: u64) -> DriverResult<Address> {
-        self.relaxed(|d| d.mem_alloc(bytes))
+        let address = self.relaxed(|d| d.mem_alloc(bytes))?;
+        Self::placed(Call::MemAlloc, (address, bytes), || self.mem_free(address))
     }
 
     pub(crate) fn mem_free(&self, address: Address) -> DriverResult<()> {
@@ -70,7 +88,8 @@ impl<D: Device> Driver<D> {
         bytes: u64,
         stream: StreamHandle,
     ) -> DriverResult<Address> {
-        self.relaxed(|d| d.mem_alloc_async(pool, bytes, stream))
+        let address = self.relaxed(|d| d.mem_alloc_async(pool, bytes, stream))?;
+        Self::placed(Call::MemAllocAsync, (address, bytes), || self.mem_free_async(address, stream))
     }
 
     pub(crate) fn mem_free_async(&self, address: Address, stream: StreamHandle) -> DriverResult<()> {
@@ -84,7 +103,8 @@ impl<D: Device> Driver<D> {
 
     pub(crate) fn address_reserve(&self, bytes: u64) -> DriverResult<Address> {
         assert_unlocked();
-        self.device.address_reserve(bytes)
+        let address = self.device.address_reserve(bytes)?;
+        Self::placed(Call::AddressReserve, (address, bytes), || self.address_free(address, bytes))
     }
 
     pub(crate) fn address_free(&self, address: Address, bytes: u64) -> DriverResult<()> {

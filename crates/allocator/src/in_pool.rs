@@ -5,9 +5,9 @@ use std::sync::Arc;
 use gpupool_device::Device;
 
 use crate::allocation::Allocation;
-use crate::arena::{LaneKind, NONE, Source, told, told_handed};
+use crate::arena::{LaneKind, NONE, Source};
 use crate::error::AllocError;
-use crate::ids::{Part, PoolId};
+use crate::ids::PoolId;
 use crate::inner::{Inner, SMALL_LIMIT};
 use crate::policy::CaptureContext;
 use crate::shared::{ROUNDS, SCOPES, UNUSUAL};
@@ -33,7 +33,7 @@ impl<D: Device> Inner<D> {
         }
         // Where an open scope counts as a capture, so does a pool that is named.
         request.in_capture |= request.pool.is_some() && self.shared.rules.capture_context == CaptureContext::AnyScope;
-        Ok(Allocation::new(self.serve(&request)?, requested))
+        Ok(Allocation::new(self.serve(&request)?))
     }
 
     /// From a bin of the pool or its free index, if nothing is unusual.
@@ -51,16 +51,6 @@ impl<D: Device> Inner<D> {
         }
         let lane = locked.state.lanes_of(pool.slot, &stream.core, LaneKind::Stream);
         let want = self.shared.want(requested, SMALL_LIMIT);
-        if want.part == Part::Small
-            && let Some((handed, news)) = locked.hand_out_of_bin(lane, want)
-        {
-            if news {
-                told_handed::<D>(locked, want.part);
-            }
-            return Some(Allocation::of(core, handed, requested));
-        }
-        let handed = locked.hand_out_of_index_apart(Source { lane, neutral: NONE }, want)?;
-        told::<D>(locked, &[]);
-        Some(Allocation::of(core, handed, requested))
+        Some(Self::hit_at(Source { lane, neutral: NONE }, want, locked)?.handle(core))
     }
 }

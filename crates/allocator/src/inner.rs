@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
 
-use gpupool_device::{CaptureStatus, Device, StreamHandle};
+use gpupool_device::{Device, StreamHandle};
 
 use crate::allocation::Allocation;
-use crate::arena::{
-    Arena, ArenaCore, ArenaState, Handed, LaneKind, Locked, NONE, NotedRoute, Source, Want, told, told_handed,
-};
+use crate::arena::{Arena, ArenaState, Handed, LaneKind, Source};
 use crate::captures::ReachSets;
 use crate::error::{AllocError, PoolError};
 use crate::history::Caller;
@@ -19,10 +17,10 @@ use crate::ids::{Part, PoolId, StreamId};
 use crate::pool::{Pool, PoolEntry, PoolTable};
 use crate::provider::SegmentProvider;
 use crate::routing::Route;
-use crate::shared::{CAPTURES, POLLS, ROUNDS, SCOPES, Shared, UNUSUAL};
+use crate::shared::{POLLS, ROUNDS, Shared, UNUSUAL};
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
-use crate::sync::{Mutex, QuickGuard, Rank};
+use crate::sync::{Mutex, Rank};
 use crate::units::{UNIT, Units};
 
 /// Rounded sizes up to this many bytes are small.
@@ -258,18 +256,8 @@ impl<D: Device> Inner<D> {
 
     /// Checks a stream, finds its pool, rounds the size.
     pub(crate) fn request(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Request<D>, AllocError> {
-        self.request_knowing(requested, stream, None)
-    }
-
-    /// As [`request`](Self::request), if what the driver says of the stream is known.
-    fn request_knowing(
-        self: &Arc<Self>,
-        requested: u64,
-        stream: &Stream<D>,
-        status: Option<CaptureStatus>,
-    ) -> Result<Request<D>, AllocError> {
         self.check_request(requested, stream)?;
-        self.request_along(requested, stream, self.route(stream, status)?)
+        self.request_along(requested, stream, self.route(stream)?)
     }
 
     /// Whether a request is for a size that is meant, on a stream that the calling thread may use.
@@ -367,190 +355,40 @@ impl<D: Device> Inner<D> {
         self.is_usual(stream, requested) && self.is_usual(stream, self.shared.round(requested))
     }
 
-    /// A request of any kind that is not served by the shortest way: one while captures may be under way or scopes are open; one on a thread's own
-    /// stream; one that finds the lock taken; one that is rounded as configured; and all that are unusual.
+    /// A request that was no [hit](Self::hit).
     #[inline(never)]
-    pub(crate) fn alloc_beside(
+    pub(crate) fn alloc_past_hits(
         self: &Arc<Self>,
         requested: u64,
         stream: &Stream<D>,
     ) -> Result<Allocation<D>, AllocError> {
-        let attention = self.shared.attention.get();
-        let unusual = attention & UNUSUAL & !(CAPTURES | ROUNDS);
-        if !self.is_usual_rounded(&stream.core, requested) || !stream.core.is_usable() {
-            return self.alloc_the_long_way(requested, stream, None);
+        let polls = self.shared.attention.get() & UNUSUAL & !ROUNDS == POLLS;
+        if polls && self.is_usual_rounded(&stream.core, requested) && stream.core.is_usable() {
+            return self.alloc_after_polling(requested, stream);
         }
-        match (unusual, attention & CAPTURES == 0) {
-            (0, true) => self.alloc_outside_captures(requested, stream, None),
-            (SCOPES, true) => self.alloc_under_scopes(requested, stream),
-            (0, false) => self.alloc_beside_captures(requested, stream),
-            (POLLS, true) => self.alloc_after_polling(requested, stream),
-            _ => self.alloc_the_long_way(requested, stream, None),
+        if requested == 0 {
+            return Ok(Allocation::null());
         }
+        let request = self.request(requested, stream)?;
+        if !self.shared.config.caching() {
+            return self.alloc_uncached(&request);
+        }
+        Ok(Allocation::new(self.serve(&request)?))
     }
 
-    /// A usual request that polls events first. Apart, so that who does not poll keeps no registers for it.
+    /// A usual request that polls events first.
     #[inline(never)]
     fn alloc_after_polling(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
         self.poll_now(&stream.arena)?;
         let core = stream.arena.core;
         let want = self.shared.want(requested, self.shared.rules.small_limit);
-        let mut locked = core.lock();
-        if let Some(handed) = locked.hand_out_of_index_apart(Source::of(stream), want) {
-            told::<D>(locked, &[]);
-            return Ok(Allocation::of(core, handed, requested));
+        if let Some(hit) = Self::hit_at(Source::of(stream), want, core.lock()) {
+            return Ok(hit.handle(core));
         }
-        drop(locked);
         // It has polled, and searched the default pool; another thread may have opened a scope since.
         let request = self.request(requested, stream)?;
         let found = if request.pool.is_some() { self.search(&request) } else { None };
-        Ok(Allocation::new(found.map_or_else(|| self.climb(&request), Ok)?, requested))
-    }
-
-    /// A usual request while scopes are open and no capture is: from where they sent the stream's last one, if none was opened or closed since.
-    #[inline(never)]
-    fn alloc_under_scopes(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
-        // Read before the lane: a scope that this thread has closed, or opened, is counted.
-        let version = self.shared.context.scopes.version();
-        let Some(NotedRoute { core, lane }) = stream.core.route.get() else {
-            return self.alloc_the_long_way(requested, stream, None);
-        };
-        // Somebody else there is rare: the long way waits.
-        let locked = core.try_lock().filter(|locked| locked.state.is_claimed(lane, &stream.core, version));
-        let Some(locked) = locked else { return self.alloc_the_long_way(requested, stream, None) };
-        let is_default = std::ptr::eq(core, stream.arena.core);
-        let small = if is_default { self.shared.rules.small_limit } else { SMALL_LIMIT };
-        let want = self.shared.want(requested, small);
-        self.alloc_of_bin((core, Source { lane, neutral: NONE }), stream, (want, None), locked)
-    }
-
-    /// A usual request while captures may be under way: from where the route leads of the capture that its stream is in.
-    #[inline(never)]
-    pub(crate) fn alloc_beside_captures(
-        self: &Arc<Self>,
-        requested: u64,
-        stream: &Stream<D>,
-    ) -> Result<Allocation<D>, AllocError> {
-        let status = self.shared.driver.capture_status(stream.core.handle).ok();
-        let capture = match status {
-            Some(CaptureStatus::Active(capture)) => capture,
-            Some(CaptureStatus::None) => return self.alloc_outside_captures(requested, stream, status),
-            _ => return self.alloc_the_long_way(requested, stream, status),
-        };
-        // Somebody else in the pool's arena is rare: the long way waits there, and looks up anew what may have changed meanwhile.
-        let locked = stream.core.route.get().and_then(|to| Some((to, to.core.try_lock()?)));
-        let Some((NotedRoute { core, lane }, locked)) = locked else {
-            return self.alloc_the_long_way(requested, stream, status);
-        };
-        let Some(neutral) = locked.neutral_beside(lane, &stream.core, capture) else {
-            drop(locked);
-            return self.alloc_the_long_way(requested, stream, status);
-        };
-        let want = self.shared.want(requested, SMALL_LIMIT);
-        self.alloc_of_bin((core, Source { lane, neutral }), stream, (want, status), locked)
-    }
-
-    /// A usual request outside captures that looks closer than the shortest way; `status` is what the driver said of the stream, if it was
-    /// asked.
-    #[inline(never)]
-    fn alloc_outside_captures(
-        self: &Arc<Self>,
-        requested: u64,
-        stream: &Stream<D>,
-        status: Option<CaptureStatus>,
-    ) -> Result<Allocation<D>, AllocError> {
-        let core = stream.arena.core;
-        let want = self.shared.want(requested, self.shared.rules.small_limit);
-        self.alloc_of_bin((core, Source::of(stream)), stream, (want, status), core.lock())
-    }
-
-    /// A usual request from a bin there, from the free index, or the long way; with what the driver said of the stream, if it was asked.
-    #[inline(always)]
-    fn alloc_of_bin(
-        self: &Arc<Self>,
-        (core, from): (&'static ArenaCore, Source),
-        stream: &Stream<D>,
-        (want, status): (Want, Option<CaptureStatus>),
-        mut locked: QuickGuard<'_, Locked>,
-    ) -> Result<Allocation<D>, AllocError> {
-        if want.part == Part::Small
-            && let Some((handed, news)) = locked.hand_out_of_bin(from.lane, want)
-        {
-            if news {
-                told_handed::<D>(locked, want.part);
-            }
-            return Ok(Allocation::of(core, handed, want.requested));
-        }
-        let handed = locked.hand_out_of_index_apart(from, want);
-        self.alloc_of_index((core, handed), stream, (want, status), locked)
-    }
-
-    /// A usual request outside captures that is for a large block: from the free index, or the long way.
-    #[inline(never)]
-    pub(crate) fn alloc_large(self: &Arc<Self>, stream: &Stream<D>, want: Want) -> Result<Allocation<D>, AllocError> {
-        // What depends on the part is known here.
-        let want = Want { part: Part::Large, ..want };
-        let mut locked = stream.arena.core.lock();
-        let handed = locked.hand_out_of_index(Source::of(stream), want);
-        self.alloc_of_index((stream.arena.core, handed), stream, (want, None), locked)
-    }
-
-    /// A usual request outside captures that is for a small block, and that its bin does not serve: from the free index, or the long way.
-    #[inline(never)]
-    pub(crate) fn alloc_past_bin(
-        self: &Arc<Self>,
-        stream: &Stream<D>,
-        want: Want,
-        mut locked: QuickGuard<'_, Locked>,
-    ) -> Result<Allocation<D>, AllocError> {
-        let want = Want { part: Part::Small, ..want };
-        let handed = locked.hand_out_of_index(Source::of(stream), want);
-        self.alloc_of_index((stream.arena.core, handed), stream, (want, None), locked)
-    }
-
-    /// What the free index there had for a usual request, or else the long way; with what the driver said of the stream, if it was asked.
-    #[inline(always)]
-    fn alloc_of_index(
-        self: &Arc<Self>,
-        (core, handed): (&'static ArenaCore, Option<Handed>),
-        stream: &Stream<D>,
-        (want, status): (Want, Option<CaptureStatus>),
-        locked: QuickGuard<'_, Locked>,
-    ) -> Result<Allocation<D>, AllocError> {
-        if let Some(handed) = handed {
-            told::<D>(locked, &[]);
-            return Ok(Allocation::of(core, handed, want.requested));
-        }
-        drop(locked);
-        self.alloc_the_long_way(want.requested, stream, status)
-    }
-
-    #[inline(never)]
-    fn alloc_the_long_way(
-        self: &Arc<Self>,
-        bytes: u64,
-        stream: &Stream<D>,
-        status: Option<CaptureStatus>,
-    ) -> Result<Allocation<D>, AllocError> {
-        if bytes == 0 {
-            return Ok(Allocation::null());
-        }
-        if !self.shared.config.caching() {
-            return self.alloc_uncached(&self.request(bytes, stream)?);
-        }
-        Ok(Allocation::new(self.alloc(bytes, stream, status)?, bytes))
-    }
-
-    /// Serves a request of more than zero bytes that no shorter way did; `status` is what the driver said of the stream, if it was
-    /// asked.
-    pub(crate) fn alloc(
-        self: &Arc<Self>,
-        requested: u64,
-        stream: &Stream<D>,
-        status: Option<CaptureStatus>,
-    ) -> Result<Served<D>, AllocError> {
-        let request = self.request_knowing(requested, stream, status)?;
-        self.serve(&request)
+        Ok(Allocation::new(found.map_or_else(|| self.climb(&request), Ok)?))
     }
 
     /// Forgets the arenas of retired streams that hold nothing any more, and the streams whose last work is done.

@@ -18,6 +18,7 @@ mod events;
 mod forward;
 mod growth;
 pub mod history;
+mod hit;
 mod hooks;
 mod id_set;
 mod idle;

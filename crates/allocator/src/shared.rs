@@ -23,7 +23,7 @@ use crate::stream::StreamCore;
 use crate::stream_ordered::DriverPool;
 use crate::sync::{Mutex, Rank};
 use crate::totals::Totals;
-use crate::units::{UNIT, Units, to_bytes};
+use crate::units::{UNIT, Units, is_placeable, to_bytes};
 
 /// Ages of segments, over all devices of the process.
 static NEXT_REGISTRATION: AtomicU64 = AtomicU64::new(0);
@@ -45,7 +45,7 @@ pub(crate) const CAPTURES: u8 = 64;
 /// Requests are rounded as configured, and not just up to 512 bytes: always so, or never.
 pub(crate) const ROUNDS: u8 = 128;
 /// What makes a request leave the shortest way. For what polls, scopes, captures and rounding by themselves there are ways between that and
-/// the long one (`Inner::alloc_beside`).
+/// the long one (`Inner::hit_beside`, `Inner::alloc_past_hits`).
 pub(crate) const UNUSUAL: u8 = AGES | RECORDS | MARKS | POLLS | SCOPES | CAPTURES | ROUNDS;
 
 /// What a request or a free must look at beside the usual, as bits: the constants above.
@@ -207,8 +207,8 @@ impl<D: Device> Shared<D> {
             crate::sync::assert_unlocked();
             let out_of_memory = DriverError::new(Call::Other, code::OUT_OF_MEMORY);
             let base = provider.allocate(bytes, stream).filter(|base| !base.is_null()).ok_or(out_of_memory)?;
-            if !base.0.is_multiple_of(UNIT) || base.0.checked_add(bytes).is_none() {
-                tracing::warn!(address = %base, bytes, "a segment provider gave a range that is not aligned to 512 bytes or has no end");
+            if !base.0.is_multiple_of(UNIT) || !is_placeable(base, bytes) {
+                tracing::warn!(address = %base, bytes, "a segment provider gave a range that is not aligned to 512 bytes or reaches beyond 2^56");
                 provider.release(base, bytes);
                 return Err(DriverError::new(Call::Other, code::INVALID_VALUE));
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gpupool_device::{Address, Device, DriverPoolFigures, StreamHandle};
 
 use crate::allocation::Allocation;
-use crate::arena::{ArenaCore, Handed, Locked, Segment, Want, told_handed};
+use crate::arena::Segment;
 use crate::captures::CaptureRegistry;
 use crate::config::{Allowed, Config, ConfigError, LimitSource, fraction_limit};
 use crate::counters::{ArenaCounters, PoolCounters, Watches};
@@ -16,15 +16,15 @@ use crate::driver::Driver;
 use crate::error::{AllocError, FreeError};
 use crate::history::HistoryOptions;
 use crate::hooks::{GraphSource, HookId, Janitor, OomObserver, Reclaimer, RejectionObserver};
-use crate::ids::{Part, PoolId};
+use crate::ids::PoolId;
 use crate::inner::{Inner, fresh_allocator_id};
 use crate::policy::Rules;
 use crate::reclaim::Trimmed;
-use crate::shared::{AGES, CAPTURES, POLLS, RECORDS, Shared, UNUSUAL};
+use crate::shared::{AGES, POLLS, RECORDS, Shared};
 use crate::state::State;
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamCore};
-use crate::sync::{Mutex, QuickGuard, Rank};
+use crate::sync::{Mutex, Rank};
 use crate::totals::{Limit, Totals};
 use crate::units::{UNIT, Units, to_bytes};
 
@@ -188,25 +188,9 @@ impl<D: Device> Allocator<D> {
     /// See [`AllocError`]. A failed call changes no live block, route or handle; cached memory may have been given back.
     #[inline]
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
-        let inner = &self.inner;
-        // References first: they are not followed again after each look.
-        let (shared, on, core) = (&*inner.shared, &*stream.core, stream.arena.core);
-        let unusual = shared.attention.get() & UNUSUAL;
-        if !(inner.is_usual(on, bytes) && unusual & !CAPTURES == 0 && on.is_usable_by_all()) {
-            return inner.alloc_beside(bytes, stream);
-        }
-        if unusual != 0 {
-            return inner.alloc_beside_captures(bytes, stream);
-        }
-        let want = Shared::<D>::plain_want(bytes, shared.rules.small_limit);
-        if want.part == Part::Large {
-            return inner.alloc_large(stream, want);
-        }
-        let Some(mut locked) = core.try_lock() else { return inner.alloc_beside(bytes, stream) };
-        match locked.hand_out_of_bin(stream.lane, want) {
-            Some((handed, false)) => Ok(Allocation::of(core, handed, bytes)),
-            Some((handed, true)) => Self::alloc_with_news((core, locked), handed, want),
-            None => inner.alloc_past_bin(stream, want, locked),
+        match self.inner.hit(bytes, stream) {
+            Some(hit) => Ok(hit.handle(stream.arena.core)),
+            None => self.inner.alloc_past_hits(bytes, stream),
         }
     }
 
@@ -219,17 +203,6 @@ impl<D: Device> Allocator<D> {
     /// As [`alloc`](Self::alloc); [`PoolError::Unknown`](crate::PoolError::Unknown).
     pub fn alloc_in_pool(&self, bytes: u64, stream: &Stream<D>, pool: PoolId) -> Result<Allocation<D>, AllocError> {
         self.inner.alloc_in_pool(bytes, stream, pool)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn alloc_with_news(
-        (core, locked): (&'static ArenaCore, QuickGuard<'_, Locked>),
-        handed: Handed,
-        want: Want,
-    ) -> Result<Allocation<D>, AllocError> {
-        told_handed::<D>(locked, want.part);
-        Ok(Allocation::of(core, handed, want.requested))
     }
 
     /// Exactly the range that starts at `address`, if it lies in a free block that requests of `stream` would be served from; `None`
@@ -247,7 +220,7 @@ impl<D: Device> Allocator<D> {
         if bytes == 0 {
             return Ok(Some(Allocation::null()));
         }
-        Ok(self.inner.alloc_at(bytes, address, stream)?.map(|served| Allocation::new(served, bytes)))
+        Ok(self.inner.alloc_at(bytes, address, stream)?.map(Allocation::new))
     }
 
     /// Gives a block's handle up for its address: it stays live until [`from_raw`](Self::from_raw), or until the allocator is dropped.

@@ -10,23 +10,27 @@
 //!   is known for what it is even when it outlives its arena.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
-use gpupool_device::Device;
+use gpupool_device::{Address, Device};
 
 use super::{Arena, ArenaRules, ArenaState};
 use crate::counters::ArenaCounters;
 use crate::history::History;
 use crate::shared::{Attention, Shared};
 use crate::sync::{Mutex, QuickGuard, QuickMutex, Rank};
+#[cfg(doc)]
+use crate::units::TAG_BITS;
 
-/// Cores by number, in shelves of [`SHELF`]: so a number that was noted with no lock leads to its core.
-static SHELVES: [OnceLock<Box<[OnceLock<&'static ArenaCore>]>>; SHELF] = [const { OnceLock::new() }; SHELF];
+/// Cores by number, in shelves of [`SHELF`]: so a number that was noted with no lock leads to its core. Number 0 serves no arena.
+static SHELVES: [OnceLock<Box<Shelf>>; SHELF] = [const { OnceLock::new() }; SHELF];
+type Shelf = [OnceLock<&'static ArenaCore>; SHELF];
 const SHELF: usize = 256;
 
-/// Cores so far, in all.
-static MADE: AtomicU32 = AtomicU32::new(0);
+/// Cores so far, in all, and number 0.
+static MADE: AtomicU32 = AtomicU32::new(1);
 
 /// Cores whose arenas are gone.
 static SPARE: Mutex<Vec<&'static ArenaCore>> = Mutex::new(Rank::Leaf, Vec::new());
@@ -38,7 +42,7 @@ pub(super) type AnyArena = dyn Any + Send + Sync;
 #[repr(align(128))]
 pub(crate) struct ArenaCore {
     locked: QuickMutex<Locked>,
-    number: u32,
+    number: u16,
 }
 
 /// What an arena's lock protects.
@@ -66,14 +70,19 @@ impl Locked {
 pub(crate) struct Keep {
     arena: Option<Weak<AnyArena>>,
     kept: Option<Arc<AnyArena>>,
-    /// Driver allocations that were made on the arena's stream, since caching is off, and whose handles are live.
-    direct: u64,
+    /// Driver allocations that were made on the arena's stream, since caching is off, and whose handles are live: bytes by address.
+    direct: BTreeMap<Address, u64>,
 }
 
 impl Keep {
     /// What is kept.
     pub(super) fn kept(&self) -> Option<Arc<AnyArena>> {
         self.kept.clone()
+    }
+
+    /// Bytes of a driver allocation whose handle is live.
+    pub(crate) fn direct_bytes(&self, address: Address) -> Option<u64> {
+        self.direct.get(&address).copied()
     }
 
     /// A block is live from now on.
@@ -102,25 +111,40 @@ impl ArenaCore {
     }
 
     fn make() -> &'static Self {
-        let number = MADE.fetch_add(1, Relaxed);
-        let locked = QuickMutex::new(Rank::Arena, Locked::vacant());
-        let core: &'static Self = Box::leak(Box::new(Self { locked, number }));
-        if let Some(shelf) = SHELVES.get(number as usize / SHELF) {
-            let shelf = shelf.get_or_init(|| (0..SHELF).map(|_| OnceLock::new()).collect());
-            let _ = shelf[number as usize % SHELF].set(core);
+        match u16::try_from(MADE.fetch_add(1, Relaxed)) {
+            Ok(number) => Self::numbered(number),
+            Err(_) => Self::leak(0),
         }
-        core
     }
 
-    /// What [`numbered`](Self::numbered) finds the core by, if it is one of the first 65,536.
-    pub(crate) fn number(&self) -> u32 {
+    fn leak(number: u16) -> &'static Self {
+        let locked = QuickMutex::new(Rank::Arena, Locked::vacant());
+        Box::leak(Box::new(Self { locked, number }))
+    }
+
+    /// What [`numbered`](Self::numbered) finds the core by. 0 for all after the first 65,535.
+    pub(crate) fn number(&self) -> u16 {
         self.number
     }
 
-    /// The core with a number. O(1), no lock.
+    /// The core with a number, which is made when it is first asked for. O(1), no lock once it is there.
     #[inline(always)]
-    pub(crate) fn numbered(number: u32) -> Option<&'static Self> {
-        SHELVES.get(number as usize / SHELF)?.get()?.get(number as usize % SHELF)?.get().copied()
+    pub(crate) fn numbered(number: u16) -> &'static Self {
+        let [shelf, place] = number.to_be_bytes().map(usize::from);
+        let shelf = SHELVES[shelf].get_or_init(|| Box::new([const { OnceLock::new() }; SHELF]));
+        shelf[place].get_or_init(|| Self::leak(number))
+    }
+
+    /// Its number, in [`TAG_BITS`].
+    #[inline(always)]
+    pub(crate) fn tag(&self) -> u64 {
+        u64::from(self.number).rotate_right(u8::BITS)
+    }
+
+    /// The core with a tag. O(1), no lock. By itself, so that callers' own code stays short.
+    #[inline(never)]
+    pub(crate) fn tagged(tag: u64) -> &'static Self {
+        Self::numbered(tag.rotate_left(u8::BITS) as u16)
     }
 
     /// Takes out what the lock protects, with nothing but the generations left in its place.
@@ -171,18 +195,23 @@ impl ArenaCore {
         keep.kept = Some(arena);
     }
 
-    /// One driver allocation more, or less, whose handle is live.
-    pub(crate) fn count_direct(&self, more: bool) {
+    /// A driver allocation whose handle is live from now on.
+    pub(crate) fn note_direct(&self, address: Address, bytes: u64) {
         let keep = &mut self.lock().state.keep;
         keep.hold();
-        keep.direct = if more { keep.direct + 1 } else { keep.direct.saturating_sub(1) };
+        keep.direct.insert(address, bytes);
+    }
+
+    /// It was given back.
+    pub(crate) fn forget_direct(&self, address: Address) {
+        self.lock().state.keep.direct.remove(&address);
     }
 
     /// Lets go of an arena that its allocator has no use for any more, if nothing in it is live. Call it with no lock held.
     pub(super) fn let_go_if_unused(&self) {
         let mut locked = self.lock();
         let Locked { state, counters, .. } = &mut *locked;
-        let used = !counters.telling.is_discarded() || counters.any_live() || state.keep.direct > 0;
+        let used = !counters.telling.is_discarded() || counters.any_live() || !state.keep.direct.is_empty();
         let arena = if used { None } else { state.keep.kept.take() };
         drop(locked);
         drop(arena);

@@ -108,16 +108,6 @@ impl Locked {
         state.index_hit((lane, neutral), want, counters)
     }
 
-    /// As [`hand_out_of_index`](Self::hand_out_of_index), by itself: for who keeps much meanwhile.
-    #[inline(never)]
-    pub(crate) fn hand_out_of_index_apart(&mut self, from: Source, want: Want) -> Option<Handed> {
-        // Apart, so that what depends on the part is looked at once.
-        match want.part {
-            Part::Small => self.hand_out_of_index(from, Want { part: Part::Small, ..want }),
-            Part::Large => self.hand_out_of_index(from, Want { part: Part::Large, ..want }),
-        }
-    }
-
     /// Frees a live block into its lane's bin, if nothing unusual is under way and nothing but its own stream used it. O(1).
     #[inline(always)]
     pub(crate) fn free_into_bin(&mut self, id: BlockId, generation: u32) -> Binned {

@@ -167,22 +167,16 @@ pub(crate) struct NotedRoute {
     pub(crate) lane: u32,
 }
 
-/// Where the last requests of a stream in a capture, or under scopes, went.
-#[derive(Debug)]
+/// Where the last requests of a stream in a capture, or under scopes, went: the number of the core, and the lane. No number is none.
+#[derive(Debug, Default)]
 pub(crate) struct LastRoute(AtomicU64);
-
-impl Default for LastRoute {
-    fn default() -> Self {
-        // No core has such a number.
-        Self(AtomicU64::new(u64::MAX))
-    }
-}
 
 impl LastRoute {
     #[inline(always)]
     pub(crate) fn get(&self) -> Option<NotedRoute> {
         let route = self.0.load(Ordering::Relaxed);
-        Some(NotedRoute { core: ArenaCore::numbered((route >> 32) as u32)?, lane: route as u32 })
+        let number = (route >> 32) as u16;
+        (number > 0).then(|| NotedRoute { core: ArenaCore::numbered(number), lane: route as u32 })
     }
 
     /// Remembers that they go there, to this small lane.

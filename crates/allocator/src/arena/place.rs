@@ -241,25 +241,26 @@ impl ArenaState {
             counters.oversize_handed_out();
         }
         if counts_apart || (kind != LaneKind::Stream && !self.segments.is_noted(&self.blocks[handed.block])) {
-            self.note_hand_out(&handed);
+            self.note_hand_out(handed.block, handed.address, handed.bytes);
         }
     }
 
-    /// What a pool counts for itself, and what a capture notes of what it hands out.
+    /// What a pool counts for itself, and what a capture notes of what it hands out. In single words, so that the callers need not put theirs into
+    /// memory.
     #[inline(never)]
-    fn note_hand_out(&mut self, handed: &Handed) {
-        let lane = &self.lanes[self.blocks[handed.block].lane as usize];
+    fn note_hand_out(&mut self, id: BlockId, address: Address, bytes: u64) {
+        let lane = &self.lanes[self.blocks[id].lane as usize];
         let slot = &mut self.slots[lane.slot as usize];
         if lane.counts_apart
             && let Some(pool) = &slot.counters
         {
-            pool.allocated_bytes.increase(lane.part, handed.bytes as i64);
+            pool.allocated_bytes.increase(lane.part, bytes as i64);
         }
         if let Some(recorded) = &mut slot.recorded
             && lane.kind != LaneKind::Stream
         {
-            note(&mut recorded.written, Range { address: handed.address, bytes: handed.bytes });
-            let block = &self.blocks[handed.block];
+            note(&mut recorded.written, Range { address, bytes });
+            let block = &self.blocks[id];
             if let Some(segment) = self.segments.get_mut(block.segment) {
                 let (noted, new) = (&mut segment.noted, block.offset..block.offset + block.size);
                 // What was handed out mostly becomes one range.

@@ -1,0 +1,194 @@
+//! What serves a usual request, and how the answer gets to its owner.
+//!
+//! A handle that a call writes to memory is written in words of 8 bytes, and copied by its new owner in words of 16: a processor can do that only
+//! once the words have left its store buffer, and it happened twice on the way to where the handle stays, a tenth of the time that a recording took.
+//! So what a request finds is returned in two registers, as a [`Hit`], of which the caller's own code makes the handle.
+//!
+//! Every function here gives a hit, or `None` with nothing changed: then the request goes the longer ways (`Inner::alloc_past_hits`).
+
+use std::num::NonZeroU64;
+
+use gpupool_device::{CaptureStatus, Device};
+
+use crate::allocation::Allocation;
+use crate::arena::{ArenaCore, Handed, Locked, NONE, NotedRoute, Source, Want, told, told_handed};
+use crate::ids::Part;
+use crate::inner::{Inner, SMALL_LIMIT};
+use crate::shared::{CAPTURES, ROUNDS, SCOPES, Shared, UNUSUAL};
+use crate::stream::Stream;
+use crate::sync::QuickGuard;
+use crate::units::{TAG_BITS, Units};
+
+/// A block that was handed out, in two words.
+#[derive(Clone, Copy)]
+pub(crate) struct Hit {
+    /// Its address, and in the bits that no address has ([`TAG_BITS`]) the [tag](ArenaCore::tag) of its arena's core; none in the stream's own arena.
+    place: NonZeroU64,
+    /// Its record's number, and the generation in the upper half.
+    record: u64,
+}
+
+impl Hit {
+    /// In the stream's own arena, or in that of whoever makes the handle.
+    #[inline(always)]
+    fn new(handed: &Handed) -> Option<Self> {
+        // No block has the address zero (`units::is_placeable`), so this is always one.
+        let place = NonZeroU64::new(handed.address.0)?;
+        Some(Self { place, record: u64::from(handed.generation) << 32 | u64::from(handed.block) })
+    }
+
+    /// In the arena of this core, of the first 65,535.
+    #[inline(always)]
+    fn in_arena(self, core: &ArenaCore) -> Self {
+        Self { place: self.place | core.tag(), ..self }
+    }
+
+    /// The block's handle; `own` is the core of its arena, unless that was named.
+    #[inline(always)]
+    pub(crate) fn handle<D: Device>(self, own: &'static ArenaCore) -> Allocation<D> {
+        let place = self.place.get();
+        let core = if place & TAG_BITS == 0 { own } else { ArenaCore::tagged(place & TAG_BITS) };
+        Allocation::at(core, place & !TAG_BITS, (self.record as u32, (self.record >> 32) as u32))
+    }
+}
+
+impl Locked {
+    /// As [`hand_out_of_index`](Self::hand_out_of_index), by itself: for who keeps much meanwhile.
+    #[inline(never)]
+    fn hit_in_index(&mut self, from: Source, want: Want) -> Option<Hit> {
+        // Apart, so that what depends on the part is looked at once.
+        Hit::new(&match want.part {
+            Part::Small => self.hand_out_of_index(from, Want { part: Part::Small, ..want }),
+            Part::Large => self.hand_out_of_index(from, Want { part: Part::Large, ..want }),
+        }?)
+    }
+}
+
+impl<D: Device> Inner<D> {
+    /// A request by the shortest way, which is one function of machine code: `docs/hot-path.md` walks it.
+    #[inline(never)]
+    pub(crate) fn hit(&self, requested: u64, stream: &Stream<D>) -> Option<Hit> {
+        // References first: they are not followed again after each look.
+        let (shared, on, core) = (&*self.shared, &*stream.core, stream.arena.core);
+        let unusual = shared.attention.get() & UNUSUAL;
+        if !(self.is_usual(on, requested) && unusual & !CAPTURES == 0 && on.is_usable_by_all()) {
+            return self.hit_beside(requested, stream);
+        }
+        if unusual != 0 {
+            return self.hit_beside_captures(requested, stream);
+        }
+        let want = Shared::<D>::plain_want(requested, shared.rules.small_limit);
+        if want.part == Part::Large {
+            return Self::hit_large(requested, want.units, stream);
+        }
+        let Some(mut locked) = core.try_lock() else { return Self::hit_after_others(requested, want.units, stream) };
+        match locked.hand_out_of_bin(stream.lane, want) {
+            Some((handed, false)) => Hit::new(&handed),
+            Some((handed, true)) => Self::hit_with_news(locked, Hit::new(&handed)),
+            None => Self::hit_past_bin(requested, want.units, stream, locked),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn hit_with_news(locked: QuickGuard<'_, Locked>, hit: Option<Hit>) -> Option<Hit> {
+        told_handed::<D>(locked, Part::Small);
+        hit
+    }
+
+    // What a request wants is handed on in single words: more than that would come through memory.
+
+    /// For a large block: from the free index.
+    #[inline(never)]
+    fn hit_large(requested: u64, units: Units, stream: &Stream<D>) -> Option<Hit> {
+        Self::hit_of_part(stream, Want { part: Part::Large, units, requested }, stream.arena.core.lock())
+    }
+
+    /// For a small block that its bin does not have: from the free index.
+    #[inline(never)]
+    fn hit_past_bin(requested: u64, units: Units, stream: &Stream<D>, locked: QuickGuard<'_, Locked>) -> Option<Hit> {
+        Self::hit_of_part(stream, Want { part: Part::Small, units, requested }, locked)
+    }
+
+    #[inline(always)]
+    fn hit_of_part(stream: &Stream<D>, want: Want, mut locked: QuickGuard<'_, Locked>) -> Option<Hit> {
+        let handed = locked.hand_out_of_index(Source::of(stream), want)?;
+        told::<D>(locked, &[]);
+        Hit::new(&handed)
+    }
+
+    /// For a small block, where somebody else has the lock.
+    #[cold]
+    #[inline(never)]
+    fn hit_after_others(requested: u64, units: Units, stream: &Stream<D>) -> Option<Hit> {
+        let want = Want { part: Part::Small, units, requested };
+        Self::hit_at(Source::of(stream), want, stream.arena.core.lock())
+    }
+
+    /// Where the shortest way is not open: requests are rounded as configured, scopes are open, or the stream is the calling thread's own.
+    #[inline(never)]
+    fn hit_beside(&self, requested: u64, stream: &Stream<D>) -> Option<Hit> {
+        let unusual = self.shared.attention.get() & UNUSUAL & !ROUNDS;
+        if !self.is_usual_rounded(&stream.core, requested) || !stream.core.is_usable() {
+            return None;
+        }
+        match unusual {
+            0 => self.hit_outside_captures(requested, stream),
+            SCOPES => self.hit_under_scopes(requested, stream),
+            CAPTURES => self.hit_beside_captures(requested, stream),
+            _ => None,
+        }
+    }
+
+    #[inline(never)]
+    fn hit_outside_captures(&self, requested: u64, stream: &Stream<D>) -> Option<Hit> {
+        let want = self.shared.want(requested, self.shared.rules.small_limit);
+        Self::hit_at(Source::of(stream), want, stream.arena.core.lock())
+    }
+
+    /// While scopes are open and no capture is: from where they sent the stream's last request, if none was opened or closed since.
+    #[inline(never)]
+    fn hit_under_scopes(&self, requested: u64, stream: &Stream<D>) -> Option<Hit> {
+        // Read before the lane: a scope that this thread has closed, or opened, is counted.
+        let version = self.shared.context.scopes.version();
+        let NotedRoute { core, lane } = stream.core.route.get()?;
+        // Somebody else there is rare: the long way waits.
+        let locked = core.try_lock().filter(|locked| locked.state.is_claimed(lane, &stream.core, version))?;
+        let is_default = std::ptr::eq(core, stream.arena.core);
+        let small = if is_default { self.shared.rules.small_limit } else { SMALL_LIMIT };
+        let hit = Self::hit_at(Source { lane, neutral: NONE }, self.shared.want(requested, small), locked)?;
+        Some(hit.in_arena(core))
+    }
+
+    /// While captures may be under way: from where the route leads of the capture that the stream is in.
+    #[inline(never)]
+    fn hit_beside_captures(&self, requested: u64, stream: &Stream<D>) -> Option<Hit> {
+        let capture = match self.shared.driver.capture_status(stream.core.handle).ok()? {
+            CaptureStatus::Active(capture) => capture,
+            CaptureStatus::None => return self.hit_outside_captures(requested, stream),
+            CaptureStatus::Invalidated => return None,
+        };
+        let NotedRoute { core, lane } = stream.core.route.get()?;
+        // Somebody else in the pool's arena is rare: the long way waits there, and looks up anew what may have changed meanwhile.
+        let locked = core.try_lock()?;
+        let neutral = locked.neutral_beside(lane, &stream.core, capture)?;
+        let hit = Self::hit_at(Source { lane, neutral }, self.shared.want(requested, SMALL_LIMIT), locked)?;
+        Some(hit.in_arena(core))
+    }
+
+    /// A block from a bin there, or from the free index; tells what has to be told.
+    #[inline(always)]
+    pub(crate) fn hit_at(from: Source, want: Want, mut locked: QuickGuard<'_, Locked>) -> Option<Hit> {
+        if want.part == Part::Small
+            && let Some((handed, news)) = locked.hand_out_of_bin(from.lane, want)
+        {
+            if news {
+                told_handed::<D>(locked, want.part);
+            }
+            return Hit::new(&handed);
+        }
+        let hit = locked.hit_in_index(from, want)?;
+        told::<D>(locked, &[]);
+        Some(hit)
+    }
+}
