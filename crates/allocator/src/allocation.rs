@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use gpupool_device::{Address, Device, Memory};
 
-use crate::arena::{ArenaCore, ArenaState, Binned, Block, BlockId, Handed, Locked, NONE, arena_of, told, told_freed};
+use crate::arena::{
+    ArenaCore, ArenaState, Binned, Block, BlockId, BlockKey, Handed, Locked, NONE, arena_of, told, told_freed,
+};
 use crate::error::FreeError;
 use crate::inner::Served;
 use crate::stream::{Stream, StreamCore, WorkMark};
@@ -27,9 +29,8 @@ pub struct Allocation<D: Device> {
     core: &'static ArenaCore,
     /// Null for a request of zero bytes.
     address: Address,
-    /// The block's record in the arena; [`NONE`] for a driver allocation of its own, since caching is off, and for zero bytes.
-    block: BlockId,
-    generation: u32,
+    /// The block's record in the arena, [`NONE`] for a driver allocation of its own, since caching is off, and for zero bytes; and its generation.
+    key: BlockKey,
     device: PhantomData<Arc<D>>,
 }
 
@@ -45,7 +46,7 @@ pub struct Placement {
 impl<D: Device> Allocation<D> {
     pub(crate) fn null() -> Self {
         // Number 0 serves no arena.
-        Self::at(ArenaCore::numbered(0), 0, (NONE, 0))
+        Self::at(ArenaCore::numbered(0), Address::NULL, BlockKey::new(NONE, 0))
     }
 
     pub(crate) fn new(served: Served<D>) -> Self {
@@ -54,28 +55,28 @@ impl<D: Device> Allocation<D> {
 
     #[inline]
     pub(crate) fn of(core: &'static ArenaCore, handed: Handed) -> Self {
-        Self::at(core, handed.address.0, (handed.block, handed.generation))
+        Self::at(core, handed.address, handed.key)
     }
 
     #[inline(always)]
-    pub(crate) fn at(core: &'static ArenaCore, address: u64, (block, generation): (BlockId, u32)) -> Self {
-        Self { core, address: Address(address), block, generation, device: PhantomData }
+    pub(crate) fn at(core: &'static ArenaCore, address: Address, key: BlockKey) -> Self {
+        Self { core, address, key, device: PhantomData }
     }
 
     /// A driver allocation of its own, made for a request on the stream of the arena with this core.
     pub(crate) fn direct(core: &'static ArenaCore, address: Address, bytes: u64) -> Self {
         core.note_direct(address, bytes);
-        Self::at(core, address.0, (NONE, 0))
+        Self::at(core, address, BlockKey::new(NONE, 0))
     }
 
     /// Its arena's core, for a block in an arena.
     pub(crate) fn core(&self) -> Option<&'static ArenaCore> {
-        (self.block != NONE).then_some(self.core)
+        (self.key.id() != NONE).then_some(self.core)
     }
 
     /// The block's record and generation.
     pub(crate) fn block(&self) -> (BlockId, u32) {
-        (self.block, self.generation)
+        (self.key.id(), self.key.generation())
     }
 
     /// Where the block starts; [`Address::NULL`] for a request of zero bytes.
@@ -102,9 +103,9 @@ impl<D: Device> Allocation<D> {
             return 0;
         }
         let state = &self.core.lock().state;
-        let bytes = match self.block {
-            NONE => state.keep.direct_bytes(self.address),
-            block => state.blocks.current(block, self.generation).map(of),
+        let bytes = match self.block() {
+            (NONE, _) => state.keep.direct_bytes(self.address),
+            (block, generation) => state.blocks.current(block, generation).map(of),
         };
         bytes.unwrap_or(0)
     }
@@ -114,7 +115,7 @@ impl<D: Device> Allocation<D> {
     #[must_use]
     pub fn placement(&self) -> Option<Placement> {
         let state = &self.core()?.lock().state;
-        let block = state.blocks.current(self.block, self.generation)?;
+        let block = state.blocks.current(self.key.id(), self.key.generation())?;
         let segment = state.segments.get(block.segment)?;
         Some(Placement { segment: segment.memory.ordinal, offset: to_bytes(block.offset) })
     }
@@ -130,13 +131,13 @@ impl<D: Device> Allocation<D> {
         // A driver allocation's free waits for the device: it needs no record.
         let Some(core) = self.core() else { return Ok(()) };
         let in_capture = stream.arena.shared.records_in_capture(stream.handle()).unwrap_or(true);
-        self.check_use(&mut core.lock(), &stream.core)?.record_use(self.block, &stream.core, in_capture);
+        self.check_use(&mut core.lock(), &stream.core)?.record_use(self.key.id(), &stream.core, in_capture);
         Ok(())
     }
 
     /// The state of the block's arena, if the block is live and the stream of its allocator.
     fn check_use<'a>(&self, locked: &'a mut Locked, stream: &StreamCore) -> Result<&'a mut ArenaState, FreeError> {
-        if !locked.state.is_live(self.block, self.generation) {
+        if !locked.state.is_live(self.key.id(), self.key.generation()) {
             return Err(FreeError::NotLive { address: self.address });
         }
         if locked.allocator != stream.allocator {
@@ -156,7 +157,7 @@ impl<D: Device> Allocation<D> {
     pub fn record_last_use(&self, last: &WorkMark<D>) -> Result<(), FreeError> {
         let Some(core) = self.core() else { return Ok(()) };
         let (stream, mark) = last.parts();
-        self.check_use(&mut core.lock(), stream)?.record_use_until(self.block, stream, Some(mark));
+        self.check_use(&mut core.lock(), stream)?.record_use_until(self.key.id(), stream, Some(mark));
         Ok(())
     }
 
@@ -185,13 +186,13 @@ impl<D: Device> Allocation<D> {
     fn release(&self, locked: QuickGuard<'_, Locked>) -> Result<(), FreeError> {
         let not_live = FreeError::NotLive { address: self.address };
         let Some(arena) = arena_of::<D>(locked) else { return Err(not_live) };
-        if self.block == NONE {
+        if self.key.id() == NONE {
             arena.shared.free_direct(self.address);
             self.core.forget_direct(self.address);
             arena.tell();
             return Ok(());
         }
-        match arena.free(self.block, self.generation) {
+        match arena.free(self.key.id(), self.key.generation()) {
             Err(FreeError::NotLive { .. }) => Err(not_live),
             freed => freed,
         }
@@ -212,7 +213,7 @@ impl<D: Device> Drop for Allocation<D> {
     #[inline]
     fn drop(&mut self) {
         if !self.address.is_null() {
-            Self::free_block(self.core, self.address, self.block, self.generation);
+            Self::free_block(self.core, self.address, self.key);
         }
     }
 }
@@ -220,23 +221,23 @@ impl<D: Device> Drop for Allocation<D> {
 impl<D: Device> Allocation<D> {
     /// By the shortest way, which is one function of machine code: `docs/hot-path.md` walks it. What the handle has comes in registers.
     #[inline(never)]
-    fn free_block(core: &'static ArenaCore, address: Address, block: BlockId, generation: u32) {
+    fn free_block(core: &'static ArenaCore, address: Address, key: BlockKey) {
         let Some(mut locked) = core.try_lock() else {
-            return Self::free_after_others(core, address, block, generation);
+            return Self::free_after_others(core, address, key);
         };
-        match locked.free_into_bin(block, generation) {
+        match locked.free_into_bin(key.id(), key.generation()) {
             Binned::Quietly => {}
             Binned::WithNews => told_freed::<D>(locked),
-            Binned::No => Self::free_past_bin(block, locked),
-            Binned::Unusual => Self::free_unusual((core, address), (block, generation), locked),
+            Binned::No => Self::free_past_bin(key.id(), locked),
+            Binned::Unusual => Self::free_unusual(core, address, key, locked),
         }
     }
 
     /// Somebody else has the lock.
     #[cold]
     #[inline(never)]
-    fn free_after_others(core: &'static ArenaCore, address: Address, block: BlockId, generation: u32) {
-        Self::free_unusual((core, address), (block, generation), core.lock());
+    fn free_after_others(core: &'static ArenaCore, address: Address, key: BlockKey) {
+        Self::free_unusual(core, address, key, core.lock());
     }
 
     /// A usual free that no bin took.
@@ -247,11 +248,8 @@ impl<D: Device> Allocation<D> {
     }
 
     #[inline(never)]
-    fn free_unusual(
-        (core, address): (&'static ArenaCore, Address),
-        (block, generation): (BlockId, u32),
-        mut locked: QuickGuard<'_, Locked>,
-    ) {
+    fn free_unusual(core: &'static ArenaCore, address: Address, key: BlockKey, mut locked: QuickGuard<'_, Locked>) {
+        let (block, generation) = (key.id(), key.generation());
         if !locked.is_free_unusual() {
             if locked.free_alone(block, generation) {
                 return told::<D>(locked, &[]);
@@ -260,7 +258,7 @@ impl<D: Device> Allocation<D> {
                 return told::<D>(locked, &to_mark);
             }
         }
-        let handle = ManuallyDrop::new(Self::at(core, address.0, (block, generation)));
+        let handle = ManuallyDrop::new(Self::at(core, address, key));
         if let Err(e) = handle.release(locked) {
             tracing::debug!(error = %e, "a handle outlived its block");
         }

@@ -135,7 +135,7 @@ impl<D: Device> Inner<D> {
                 handed.extend(state.carve(by_ordinal[&layout.ordinal], &layout.blocks, counters));
             }
             for handed in &handed {
-                state.record_owner(handed.block, &stream.core);
+                state.record_owner(handed.block(), &stream.core);
                 state.note_handed(handed, handed.bytes, stream.core.handle, None);
             }
             freed.sort_unstable();

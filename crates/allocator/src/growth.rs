@@ -257,7 +257,7 @@ impl<D: Device> Inner<D> {
                 state.flush_bins(&arena.counters);
                 let Some(block) = state.take_uncut(lane, request.size, &arena.counters) else { continue };
                 let handed = state.hand_out(block, request.size, request.requested, &arena.counters)?;
-                state.record_owner(handed.block, &request.core);
+                state.record_owner(handed.block(), &request.core);
                 request.note(&state, &handed);
                 drop(state);
                 return Some(Served { arena: Arc::clone(arena), handed });

@@ -363,7 +363,7 @@ impl ArenaState {
         if !self.history.is_on() {
             return;
         }
-        let lane = &self.lanes[self.blocks[handed.block].lane as usize];
+        let lane = &self.lanes[self.blocks[handed.block()].lane as usize];
         let what = What {
             action: Action::Alloc,
             address: handed.address,

@@ -8,10 +8,10 @@
 
 use std::num::NonZeroU64;
 
-use gpupool_device::{CaptureStatus, Device};
+use gpupool_device::{Address, CaptureStatus, Device};
 
 use crate::allocation::Allocation;
-use crate::arena::{ArenaCore, Handed, Locked, NONE, NotedRoute, Source, Want, told, told_handed};
+use crate::arena::{ArenaCore, BlockKey, Handed, Locked, NONE, NotedRoute, Source, Want, told, told_handed};
 use crate::ids::Part;
 use crate::inner::{Inner, SMALL_LIMIT};
 use crate::shared::{CAPTURES, ROUNDS, SCOPES, Shared, UNUSUAL};
@@ -24,8 +24,7 @@ use crate::units::{TAG_BITS, Units};
 pub(crate) struct Hit {
     /// Its address, and in the bits that no address has ([`TAG_BITS`]) the [tag](ArenaCore::tag) of its arena's core; none in the stream's own arena.
     place: NonZeroU64,
-    /// Its record's number, and the generation in the upper half.
-    record: u64,
+    key: BlockKey,
 }
 
 impl Hit {
@@ -34,7 +33,7 @@ impl Hit {
     fn new(handed: &Handed) -> Option<Self> {
         // No block has the address zero (`units::is_placeable`), so this is always one.
         let place = NonZeroU64::new(handed.address.0)?;
-        Some(Self { place, record: u64::from(handed.generation) << 32 | u64::from(handed.block) })
+        Some(Self { place, key: handed.key })
     }
 
     /// In the arena of this core, of the first 65,535.
@@ -48,7 +47,7 @@ impl Hit {
     pub(crate) fn handle<D: Device>(self, own: &'static ArenaCore) -> Allocation<D> {
         let place = self.place.get();
         let core = if place & TAG_BITS == 0 { own } else { ArenaCore::tagged(place & TAG_BITS) };
-        Allocation::at(core, place & !TAG_BITS, (self.record as u32, (self.record >> 32) as u32))
+        Allocation::at(core, Address(place & !TAG_BITS), self.key)
     }
 }
 

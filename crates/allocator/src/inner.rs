@@ -85,10 +85,10 @@ impl<D: Device> Request<D> {
     pub(crate) fn served_in(&self, state: &mut ArenaState, handed: Handed, lane: u32) -> Served<D> {
         if self.neutral.is_some() {
             if state.lanes[lane as usize].in_use {
-                state.blocks[handed.block].lane = lane;
+                state.blocks[handed.block()].lane = lane;
             } else {
                 // The capture has just ended, and what it holds lies in the neutral lane.
-                state.record_owner(handed.block, &self.core);
+                state.record_owner(handed.block(), &self.core);
             }
         }
         self.note(state, &handed);

@@ -15,6 +15,28 @@ pub(crate) type BlockId = u32;
 /// No block.
 pub(crate) const NONE: u32 = u32::MAX;
 
+/// What a handle knows its block by: the record and its generation. One word, since two that lie side by side would be written apart and read
+/// together, which a processor waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BlockKey(u64);
+
+impl BlockKey {
+    #[inline(always)]
+    pub(crate) fn new(id: BlockId, generation: u32) -> Self {
+        Self(u64::from(generation) << 32 | u64::from(id))
+    }
+
+    #[inline(always)]
+    pub(crate) fn id(self) -> BlockId {
+        self.0 as BlockId
+    }
+
+    #[inline(always)]
+    pub(crate) fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
 /// What a block is at present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BlockState {

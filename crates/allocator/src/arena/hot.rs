@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use gpupool_device::{CaptureId, Device};
 
-use super::{Arena, BlockId, BlockState, Handed, LaneKind, Locked, NONE};
+use super::{Arena, BlockId, BlockKey, BlockState, Handed, LaneKind, Locked, NONE};
 use crate::events::SHARE_BLOCKS;
 use crate::ids::Part;
 use crate::shared::{FREES_APART, RECORDS};
@@ -76,7 +76,7 @@ impl Locked {
         block.generation = block.generation.wrapping_add(1);
         block.requested = want.requested;
         let bytes = to_bytes(want.units);
-        let handed = Handed { block: id, generation: block.generation, address, bytes };
+        let handed = Handed { key: BlockKey::new(id, block.generation), address, bytes };
         // What a capture's bin holds was handed out in this capture before, so its range is noted already.
         let new = counters.handed_out_of_bin(&state.watches, bytes as i64, want.requested as i64);
         Some((handed, new))

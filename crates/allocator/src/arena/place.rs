@@ -2,7 +2,9 @@
 
 use gpupool_device::Address;
 
-use super::{ArenaState, Backing, Block, BlockId, BlockState, LaneKind, Memory, NONE, Segment, Segments, Want};
+use super::{
+    ArenaState, Backing, Block, BlockId, BlockKey, BlockState, LaneKind, Memory, NONE, Segment, Segments, Want,
+};
 use crate::captures::Range;
 use crate::counters::ArenaCounters;
 use crate::history::Action;
@@ -13,10 +15,17 @@ use crate::units::{Units, to_bytes, to_units};
 /// A block that was handed out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handed {
-    pub(crate) block: BlockId,
-    pub(crate) generation: u32,
+    pub(crate) key: BlockKey,
     pub(crate) address: Address,
     pub(crate) bytes: u64,
+}
+
+impl Handed {
+    /// The block's record.
+    #[inline(always)]
+    pub(crate) fn block(&self) -> BlockId {
+        self.key.id()
+    }
 }
 
 impl ArenaState {
@@ -63,7 +72,7 @@ impl ArenaState {
         let (from, fit) = self.usable_fit(lane, neutral, want.units, counters)?;
         let handed = self.cut_and_hand_out((fit.id, from, Some(fit)), want, counters)?;
         if neutral.is_some() {
-            self.blocks[handed.block].lane = lane;
+            self.blocks[handed.block()].lane = lane;
         }
         Some(handed)
     }
@@ -240,8 +249,8 @@ impl ArenaState {
         if handed.bytes >= self.rules.max_split {
             counters.oversize_handed_out();
         }
-        if counts_apart || (kind != LaneKind::Stream && !self.segments.is_noted(&self.blocks[handed.block])) {
-            self.note_hand_out(handed.block, handed.address, handed.bytes);
+        if counts_apart || (kind != LaneKind::Stream && !self.segments.is_noted(&self.blocks[handed.block()])) {
+            self.note_hand_out(handed.block(), handed.address, handed.bytes);
         }
     }
 
@@ -382,7 +391,8 @@ fn make_live(records: &mut [Block], id: BlockId, requested: u64, segments: &Segm
     block.generation = block.generation.wrapping_add(1);
     block.requested = requested;
     let address = segments.address(block.segment, block.offset)?;
-    Some(Handed { block: id, generation: block.generation, address, bytes: to_bytes(block.size) })
+    let key = BlockKey::new(id, block.generation);
+    Some(Handed { key, address, bytes: to_bytes(block.size) })
 }
 
 /// Cuts a block in two: `id` keeps the front, and the vacant record of the tail is filled in, with the state given.

@@ -74,11 +74,11 @@ impl<D: Device> Arena<D> {
         let (_, lane) = state.best_run(request.part, to_units(request.size)?)?;
         let block = state.take_uncut(lane, request.size, &self.counters)?;
         let handed = state.hand_out(block, request.size, request.requested, &self.counters)?;
-        state.record_owner(handed.block, &request.core);
+        state.record_owner(handed.block(), &request.core);
         request.note(&state, &handed);
         // Those that have come back meanwhile are forgotten.
         state.loans_out(&[]);
-        state.idle.loans.push(Loan { block: handed.block, generation: handed.generation });
+        state.idle.loans.push(Loan { block: handed.block(), generation: handed.key.generation() });
         self.idle.set(Residency::Lent);
         drop(state);
         self.shared.totals.lock().idle.lent(handed.bytes);
