@@ -45,9 +45,14 @@ impl Hit {
     /// The block's handle; `own` is the core of its arena, unless that was named.
     #[inline(always)]
     pub(crate) fn handle<D: Device>(self, own: &'static ArenaCore) -> Allocation<D> {
-        let place = self.place.get();
-        let core = if place & TAG_BITS == 0 { own } else { ArenaCore::tagged(place & TAG_BITS) };
-        Allocation::at(core, Address(place & !TAG_BITS), self.key)
+        let (core, address) = self.place(own);
+        Allocation::at(core, address, self.key)
+    }
+
+    #[inline(always)]
+    fn place(self, own: &'static ArenaCore) -> (&'static ArenaCore, Address) {
+        let (tag, address) = (self.place.get() & TAG_BITS, self.place.get() & !TAG_BITS);
+        (if tag == 0 { own } else { ArenaCore::tagged(tag) }, Address(address))
     }
 }
 
@@ -189,5 +194,28 @@ impl<D: Device> Inner<D> {
         let hit = locked.hit_in_index(from, want)?;
         told::<D>(locked, &[]);
         Some(hit)
+    }
+}
+
+#[cfg(all(test, not(gpupool_shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hit_names_any_of_the_first_cores_beside_any_address() {
+        let own = ArenaCore::numbered(7);
+        let key = BlockKey::new(u32::MAX - 1, u32::MAX);
+        for address in [256, 512, 0x7F12_3456_7800, (1 << 56) - 256] {
+            let handed = Handed { key, address: Address(address), bytes: 512 };
+            let hit = Hit::new(&handed).unwrap();
+            let (core, found) = hit.place(own);
+            assert!(std::ptr::eq(core, own) && found.0 == address);
+            for number in [1, 255, 256, 0x1234, u16::MAX] {
+                let there = ArenaCore::numbered(number);
+                let (core, found) = hit.in_arena(there).place(own);
+                assert!(std::ptr::eq(core, there) && found.0 == address, "{number} and {address:#x}");
+            }
+        }
+        assert_eq!((key.id(), key.generation()), (u32::MAX - 1, u32::MAX));
     }
 }

@@ -221,7 +221,7 @@ impl ArenaCore {
 #[cfg(all(test, not(gpupool_shuttle)))]
 mod tests {
     use super::*;
-    use crate::arena::{Block, BlockId, BlockState};
+    use crate::arena::{Block, BlockId, BlockState, LastRoute};
 
     fn record(core: &ArenaCore) -> (BlockId, u32) {
         let block = Block { size: 1, state: BlockState::Live, ..Block::VACANT };
@@ -243,5 +243,16 @@ mod tests {
         drop(next.vacate());
         assert_eq!(record(next), (id, generation + 8));
         assert!(!next.lock().state.is_live(id, generation + 7));
+    }
+
+    #[test]
+    fn no_route_leads_to_a_core_beyond_the_numbers() {
+        let route = LastRoute::default();
+        assert!(route.get().is_none());
+        let core = ArenaCore::numbered(300);
+        route.set(core, 5);
+        assert!(route.get().is_some_and(|to| std::ptr::eq(to.core, core) && to.lane == 5));
+        route.set(ArenaCore::leak(0), 5);
+        assert!(route.get().is_none());
     }
 }
