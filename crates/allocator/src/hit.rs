@@ -4,11 +4,11 @@
 //! once the words have left its store buffer, and it happened twice on the way to where the handle stays, a tenth of the time that a recording took.
 //! So what a request finds is returned in two registers, as a [`Hit`], of which the caller's own code makes the handle.
 //!
-//! Every function here gives a hit, or `None` with nothing changed: then the request goes the longer ways (`Inner::alloc_past_hits`).
+//! Every function here gives a hit, or else has changed nothing: then the request goes the longer ways (`Inner::alloc_past_hits`).
 
 use std::num::NonZeroU64;
 
-use gpupool_device::{Address, CaptureStatus, Device};
+use gpupool_device::{Address, CaptureId, CaptureStatus, Device};
 
 use crate::allocation::Allocation;
 use crate::arena::{ArenaCore, BlockKey, Handed, Locked, NONE, NotedRoute, Source, Want, told, told_handed};
@@ -56,6 +56,37 @@ impl Hit {
     }
 }
 
+/// There was no hit: what the driver said of the stream meanwhile, if it was asked. One word, which takes the place of a hit's second one.
+#[derive(Clone, Copy)]
+pub(crate) struct Missed(u64);
+
+impl Missed {
+    const UNASKED: Self = Self(0);
+    const NO_CAPTURE: u64 = 1;
+    const INVALIDATED: u64 = 2;
+
+    #[inline(always)]
+    fn asked(status: CaptureStatus) -> Self {
+        Self(match status {
+            CaptureStatus::None => Self::NO_CAPTURE,
+            CaptureStatus::Invalidated => Self::INVALIDATED,
+            // No driver gives such ids; one that did would be asked again.
+            CaptureStatus::Active(CaptureId(id)) if id <= Self::INVALIDATED => 0,
+            CaptureStatus::Active(CaptureId(id)) => id,
+        })
+    }
+
+    /// What the driver said.
+    pub(crate) fn status(self) -> Option<CaptureStatus> {
+        match self.0 {
+            0 => None,
+            Self::NO_CAPTURE => Some(CaptureStatus::None),
+            Self::INVALIDATED => Some(CaptureStatus::Invalidated),
+            id => Some(CaptureStatus::Active(CaptureId(id))),
+        }
+    }
+}
+
 impl Locked {
     /// As [`hand_out_of_index`](Self::hand_out_of_index), by itself: for who keeps much meanwhile.
     #[inline(never)]
@@ -71,7 +102,7 @@ impl Locked {
 impl<D: Device> Inner<D> {
     /// A request by the shortest way, which is one function of machine code: `docs/hot-path.md` walks it.
     #[inline(never)]
-    pub(crate) fn hit(&self, requested: u64, stream: &Stream<D>) -> Option<Hit> {
+    pub(crate) fn hit(&self, requested: u64, stream: &Stream<D>) -> Result<Hit, Missed> {
         // References first: they are not followed again after each look.
         let (shared, on, core) = (&*self.shared, &*stream.core, stream.arena.core);
         let unusual = shared.attention.get() & UNUSUAL;
@@ -87,7 +118,7 @@ impl<D: Device> Inner<D> {
         }
         let Some(mut locked) = core.try_lock() else { return Self::hit_after_others(requested, want.units, stream) };
         match locked.hand_out_of_bin(stream.lane, want) {
-            Some((handed, false)) => Hit::new(&handed),
+            Some((handed, false)) => Hit::new(&handed).ok_or(Missed::UNASKED),
             Some((handed, true)) => Self::hit_with_news(locked, Hit::new(&handed)),
             None => Self::hit_past_bin(requested, want.units, stream, locked),
         }
@@ -95,59 +126,64 @@ impl<D: Device> Inner<D> {
 
     #[cold]
     #[inline(never)]
-    fn hit_with_news(locked: QuickGuard<'_, Locked>, hit: Option<Hit>) -> Option<Hit> {
+    fn hit_with_news(locked: QuickGuard<'_, Locked>, hit: Option<Hit>) -> Result<Hit, Missed> {
         told_handed::<D>(locked, Part::Small);
-        hit
+        hit.ok_or(Missed::UNASKED)
     }
 
     // What a request wants is handed on in single words: more than that would come through memory.
 
     /// For a large block: from the free index.
     #[inline(never)]
-    fn hit_large(requested: u64, units: Units, stream: &Stream<D>) -> Option<Hit> {
+    fn hit_large(requested: u64, units: Units, stream: &Stream<D>) -> Result<Hit, Missed> {
         Self::hit_of_part(stream, Want { part: Part::Large, units, requested }, stream.arena.core.lock())
     }
 
     /// For a small block that its bin does not have: from the free index.
     #[inline(never)]
-    fn hit_past_bin(requested: u64, units: Units, stream: &Stream<D>, locked: QuickGuard<'_, Locked>) -> Option<Hit> {
+    fn hit_past_bin(
+        requested: u64,
+        units: Units,
+        stream: &Stream<D>,
+        locked: QuickGuard<'_, Locked>,
+    ) -> Result<Hit, Missed> {
         Self::hit_of_part(stream, Want { part: Part::Small, units, requested }, locked)
     }
 
     #[inline(always)]
-    fn hit_of_part(stream: &Stream<D>, want: Want, mut locked: QuickGuard<'_, Locked>) -> Option<Hit> {
-        let handed = locked.hand_out_of_index(Source::of(stream), want)?;
+    fn hit_of_part(stream: &Stream<D>, want: Want, mut locked: QuickGuard<'_, Locked>) -> Result<Hit, Missed> {
+        let Some(handed) = locked.hand_out_of_index(Source::of(stream), want) else { return Err(Missed::UNASKED) };
         told::<D>(locked, &[]);
-        Hit::new(&handed)
+        Hit::new(&handed).ok_or(Missed::UNASKED)
     }
 
     /// For a small block, where somebody else has the lock.
     #[cold]
     #[inline(never)]
-    fn hit_after_others(requested: u64, units: Units, stream: &Stream<D>) -> Option<Hit> {
+    fn hit_after_others(requested: u64, units: Units, stream: &Stream<D>) -> Result<Hit, Missed> {
         let want = Want { part: Part::Small, units, requested };
-        Self::hit_at(Source::of(stream), want, stream.arena.core.lock())
+        Self::hit_at(Source::of(stream), want, stream.arena.core.lock()).ok_or(Missed::UNASKED)
     }
 
     /// Where the shortest way is not open: requests are rounded as configured, scopes are open, or the stream is the calling thread's own.
     #[inline(never)]
-    fn hit_beside(&self, requested: u64, stream: &Stream<D>) -> Option<Hit> {
+    fn hit_beside(&self, requested: u64, stream: &Stream<D>) -> Result<Hit, Missed> {
         let unusual = self.shared.attention.get() & UNUSUAL & !ROUNDS;
         if !self.is_usual_rounded(&stream.core, requested) || !stream.core.is_usable() {
-            return None;
+            return Err(Missed::UNASKED);
         }
         match unusual {
-            0 => self.hit_outside_captures(requested, stream),
-            SCOPES => self.hit_under_scopes(requested, stream),
+            0 => self.hit_outside_captures(requested, stream, Missed::UNASKED),
+            SCOPES => self.hit_under_scopes(requested, stream).ok_or(Missed::UNASKED),
             CAPTURES => self.hit_beside_captures(requested, stream),
-            _ => None,
+            _ => Err(Missed::UNASKED),
         }
     }
 
     #[inline(never)]
-    fn hit_outside_captures(&self, requested: u64, stream: &Stream<D>) -> Option<Hit> {
+    fn hit_outside_captures(&self, requested: u64, stream: &Stream<D>, missed: Missed) -> Result<Hit, Missed> {
         let want = self.shared.want(requested, self.shared.rules.small_limit);
-        Self::hit_at(Source::of(stream), want, stream.arena.core.lock())
+        Self::hit_at(Source::of(stream), want, stream.arena.core.lock()).ok_or(missed)
     }
 
     /// While scopes are open and no capture is: from where they sent the stream's last request, if none was opened or closed since.
@@ -166,12 +202,18 @@ impl<D: Device> Inner<D> {
 
     /// While captures may be under way: from where the route leads of the capture that the stream is in.
     #[inline(never)]
-    fn hit_beside_captures(&self, requested: u64, stream: &Stream<D>) -> Option<Hit> {
-        let capture = match self.shared.driver.capture_status(stream.core.handle).ok()? {
-            CaptureStatus::Active(capture) => capture,
-            CaptureStatus::None => return self.hit_outside_captures(requested, stream),
-            CaptureStatus::Invalidated => return None,
-        };
+    fn hit_beside_captures(&self, requested: u64, stream: &Stream<D>) -> Result<Hit, Missed> {
+        let Ok(status) = self.shared.driver.capture_status(stream.core.handle) else { return Err(Missed::UNASKED) };
+        let missed = Missed::asked(status);
+        match status {
+            CaptureStatus::Active(capture) => self.hit_in_capture(requested, stream, capture).ok_or(missed),
+            CaptureStatus::None => self.hit_outside_captures(requested, stream, missed),
+            CaptureStatus::Invalidated => Err(missed),
+        }
+    }
+
+    #[inline(always)]
+    fn hit_in_capture(&self, requested: u64, stream: &Stream<D>, capture: CaptureId) -> Option<Hit> {
         let NotedRoute { core, lane } = stream.core.route.get()?;
         // Somebody else in the pool's arena is rare: the long way waits there, and looks up anew what may have changed meanwhile.
         let locked = core.try_lock()?;
@@ -200,6 +242,14 @@ impl<D: Device> Inner<D> {
 #[cfg(all(test, not(gpupool_shuttle)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_driver_said_is_not_asked_again() {
+        let said = [CaptureStatus::None, CaptureStatus::Invalidated, CaptureStatus::Active(CaptureId(3))];
+        said.into_iter().for_each(|status| assert_eq!(Missed::asked(status).status(), Some(status)));
+        assert_eq!(Missed::UNASKED.status(), None);
+        assert_eq!(Missed::asked(CaptureStatus::Active(CaptureId(2))).status(), None);
+    }
 
     #[test]
     fn a_hit_names_any_of_the_first_cores_beside_any_address() {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
 
-use gpupool_device::{Device, StreamHandle};
+use gpupool_device::{CaptureStatus, Device, StreamHandle};
 
 use crate::allocation::Allocation;
 use crate::arena::{Arena, ArenaState, Handed, LaneKind, Source};
 use crate::captures::ReachSets;
 use crate::error::{AllocError, PoolError};
 use crate::history::Caller;
+use crate::hit::Missed;
 use crate::hooks::Hooks;
 use crate::ids::{Part, PoolId, StreamId};
 use crate::pool::{Pool, PoolEntry, PoolTable};
@@ -256,8 +257,18 @@ impl<D: Device> Inner<D> {
 
     /// Checks a stream, finds its pool, rounds the size.
     pub(crate) fn request(self: &Arc<Self>, requested: u64, stream: &Stream<D>) -> Result<Request<D>, AllocError> {
+        self.request_knowing(requested, stream, None)
+    }
+
+    /// As [`request`](Self::request), if what the driver says of the stream is known.
+    fn request_knowing(
+        self: &Arc<Self>,
+        requested: u64,
+        stream: &Stream<D>,
+        status: Option<CaptureStatus>,
+    ) -> Result<Request<D>, AllocError> {
         self.check_request(requested, stream)?;
-        self.request_along(requested, stream, self.route(stream)?)
+        self.request_along(requested, stream, self.route(stream, status)?)
     }
 
     /// Whether a request is for a size that is meant, on a stream that the calling thread may use.
@@ -361,6 +372,7 @@ impl<D: Device> Inner<D> {
         self: &Arc<Self>,
         requested: u64,
         stream: &Stream<D>,
+        missed: Missed,
     ) -> Result<Allocation<D>, AllocError> {
         let polls = self.shared.attention.get() & UNUSUAL & !ROUNDS == POLLS;
         if polls && self.is_usual_rounded(&stream.core, requested) && stream.core.is_usable() {
@@ -369,7 +381,7 @@ impl<D: Device> Inner<D> {
         if requested == 0 {
             return Ok(Allocation::null());
         }
-        let request = self.request(requested, stream)?;
+        let request = self.request_knowing(requested, stream, missed.status())?;
         if !self.shared.config.caching() {
             return self.alloc_uncached(&request);
         }

@@ -166,7 +166,12 @@ pub(crate) enum Route<D: Device> {
 
 impl<D: Device> Inner<D> {
     /// The private pool that a request on `stream` goes to, if any. Asks the driver nothing while no capture and no scope is open.
-    pub(crate) fn route(self: &Arc<Self>, stream: &Stream<D>) -> Result<Route<D>, AllocError> {
+    /// `status` is what it said of the stream a moment ago, if it was asked.
+    pub(crate) fn route(
+        self: &Arc<Self>,
+        stream: &Stream<D>,
+        status: Option<CaptureStatus>,
+    ) -> Result<Route<D>, AllocError> {
         match self.shared.rules.routing {
             Routing::NewestScope => {
                 if self.shared.context.scopes.is_empty() {
@@ -184,7 +189,7 @@ impl<D: Device> Inner<D> {
                 if self.shared.context.scopes.is_empty() && self.shared.registry.is_quiet() {
                     return Ok(Route::Default(None));
                 }
-                self.route_capture_first(stream, None)
+                self.route_capture_first(stream, status, None)
             }
         }
     }
@@ -192,7 +197,7 @@ impl<D: Device> Inner<D> {
     /// As [`route`](Self::route) for a request that names its pool: as if a scope claimed it that was opened just now.
     pub(crate) fn route_into(self: &Arc<Self>, stream: &Stream<D>, pool: PoolId) -> Result<Route<D>, AllocError> {
         if self.shared.rules.routing == Routing::CaptureFirst && !self.shared.registry.is_quiet() {
-            return self.route_capture_first(stream, Some(pool));
+            return self.route_capture_first(stream, None, Some(pool));
         }
         self.route_to(pool, None)
     }
@@ -206,13 +211,15 @@ impl<D: Device> Inner<D> {
     fn route_capture_first(
         self: &Arc<Self>,
         stream: &Stream<D>,
+        status: Option<CaptureStatus>,
         named: Option<PoolId>,
     ) -> Result<Route<D>, AllocError> {
         let registry = &self.shared.registry;
         let closed = registry.closed();
-        let status = match registry.is_quiet() {
-            true => None,
-            false => Some(self.shared.driver.capture_status(stream.core.handle)?),
+        let status = match (status, registry.is_quiet()) {
+            (Some(status), _) => Some(status),
+            (None, true) => None,
+            (None, false) => Some(self.shared.driver.capture_status(stream.core.handle)?),
         };
         let capture = match status {
             None | Some(CaptureStatus::None) => None,

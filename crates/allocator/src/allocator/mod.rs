@@ -189,8 +189,8 @@ impl<D: Device> Allocator<D> {
     #[inline]
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
         match self.inner.hit(bytes, stream) {
-            Some(hit) => Ok(hit.handle(stream.arena.core)),
-            None => self.inner.alloc_past_hits(bytes, stream),
+            Ok(hit) => Ok(hit.handle(stream.arena.core)),
+            Err(missed) => self.inner.alloc_past_hits(bytes, stream, missed),
         }
     }
 

@@ -105,12 +105,10 @@ impl ArenaState {
         units: Units,
         counters: &ArenaCounters,
     ) -> Option<(u32, Found)> {
-        let fit = self.lanes[lane as usize].index.best_fit(&self.blocks, units);
         let (from, fit) = match neutral {
-            Some(neutral) if !self.lanes[neutral as usize].index.is_empty() => {
-                self.better_of(lane, fit, neutral, units)?
-            }
-            _ => (lane, fit?),
+            Some(neutral) if !self.lanes[neutral as usize].index.is_empty() => self.better_of(lane, neutral, units)?,
+            // Not found before it is known who needs it: what `better_of` takes would come through memory for all.
+            _ => (lane, self.lanes[lane as usize].index.best_fit(&self.blocks, units)?),
         };
         let (size, found, rules) = (to_bytes(units), to_bytes(self.blocks[fit.id].size), &self.rules);
         // An oversize block is not carved up for a small request, nor wasted on a much smaller oversize one.
@@ -133,8 +131,10 @@ impl ArenaState {
     }
 
     /// The better of a lane's best fit and that of the pool's neutral lane, and which of the two has it.
-    fn better_of(&self, lane: u32, own: Option<Found>, neutral: u32, units: Units) -> Option<(u32, Found)> {
+    #[inline(never)]
+    fn better_of(&self, lane: u32, neutral: u32, units: Units) -> Option<(u32, Found)> {
         let Self { lanes, blocks, segments, .. } = self;
+        let own = lanes[lane as usize].index.best_fit(blocks, units);
         let index = &lanes[neutral as usize].index;
         // What the neutral lane has is mostly larger.
         let larger = own.is_some_and(|own| !index.has_within(units, blocks[own.id].size));
