@@ -2,7 +2,7 @@
 //!
 //! A handle that a call writes to memory is written in words of 8 bytes, and copied by its new owner in words of 16: a processor can do that only
 //! once the words have left its store buffer, and it happened twice on the way to where the handle stays, a tenth of the time that a recording took.
-//! So what a request finds is returned in two registers, as a [`Hit`], of which the caller's own code makes the handle.
+//! So what a request finds is returned in two registers, as an [`Answer`], of which the caller's own code makes the handle.
 //!
 //! Every function here gives a hit, or else has changed nothing: then the request goes the longer ways (`Inner::alloc_past_hits`).
 
@@ -56,9 +56,35 @@ impl Hit {
     }
 }
 
-/// There was no hit: what the driver said of the stream meanwhile, if it was asked. One word, which takes the place of a hit's second one.
+/// There was no hit: what the driver said of the stream meanwhile, if it was asked.
 #[derive(Clone, Copy)]
 pub(crate) struct Missed(u64);
+
+/// A hit, or not, as it is returned: a `Result` of them is two words too, but not for the compiler, which takes it through memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Answer {
+    /// That of a hit, or zero.
+    place: u64,
+    /// A hit's key, or what [`Missed`] says.
+    word: u64,
+}
+
+impl Answer {
+    #[inline(always)]
+    fn new(hit: Option<Hit>, missed: Missed) -> Self {
+        match hit {
+            Some(hit) => Self { place: hit.place.get(), word: hit.key.word() },
+            None => Self { place: 0, word: missed.0 },
+        }
+    }
+
+    /// What it says.
+    #[inline(always)]
+    pub(crate) fn hit(self) -> Result<Hit, Missed> {
+        let key = BlockKey::of_word(self.word);
+        NonZeroU64::new(self.place).map(|place| Hit { place, key }).ok_or(Missed(self.word))
+    }
+}
 
 impl Missed {
     const UNASKED: Self = Self(0);
@@ -102,7 +128,7 @@ impl Locked {
 impl<D: Device> Inner<D> {
     /// A request by the shortest way, which is one function of machine code: `docs/hot-path.md` walks it.
     #[inline(never)]
-    pub(crate) fn hit(&self, requested: u64, stream: &Stream<D>) -> Result<Hit, Missed> {
+    pub(crate) fn hit(&self, requested: u64, stream: &Stream<D>) -> Answer {
         // References first: they are not followed again after each look.
         let (shared, on, core) = (&*self.shared, &*stream.core, stream.arena.core);
         let unusual = shared.attention.get() & UNUSUAL;
@@ -118,7 +144,7 @@ impl<D: Device> Inner<D> {
         }
         let Some(mut locked) = core.try_lock() else { return Self::hit_after_others(requested, want.units, stream) };
         match locked.hand_out_of_bin(stream.lane, want) {
-            Some((handed, false)) => Hit::new(&handed).ok_or(Missed::UNASKED),
+            Some((handed, false)) => Answer::new(Hit::new(&handed), Missed::UNASKED),
             Some((handed, true)) => Self::hit_with_news(locked, Hit::new(&handed)),
             None => Self::hit_past_bin(requested, want.units, stream, locked),
         }
@@ -126,69 +152,71 @@ impl<D: Device> Inner<D> {
 
     #[cold]
     #[inline(never)]
-    fn hit_with_news(locked: QuickGuard<'_, Locked>, hit: Option<Hit>) -> Result<Hit, Missed> {
+    fn hit_with_news(locked: QuickGuard<'_, Locked>, hit: Option<Hit>) -> Answer {
         told_handed::<D>(locked, Part::Small);
-        hit.ok_or(Missed::UNASKED)
+        Answer::new(hit, Missed::UNASKED)
     }
 
     // What a request wants is handed on in single words: more than that would come through memory.
 
     /// For a large block: from the free index.
     #[inline(never)]
-    fn hit_large(requested: u64, units: Units, stream: &Stream<D>) -> Result<Hit, Missed> {
+    fn hit_large(requested: u64, units: Units, stream: &Stream<D>) -> Answer {
         Self::hit_of_part(stream, Want { part: Part::Large, units, requested }, stream.arena.core.lock())
     }
 
     /// For a small block that its bin does not have: from the free index.
     #[inline(never)]
-    fn hit_past_bin(
-        requested: u64,
-        units: Units,
-        stream: &Stream<D>,
-        locked: QuickGuard<'_, Locked>,
-    ) -> Result<Hit, Missed> {
+    fn hit_past_bin(requested: u64, units: Units, stream: &Stream<D>, locked: QuickGuard<'_, Locked>) -> Answer {
         Self::hit_of_part(stream, Want { part: Part::Small, units, requested }, locked)
     }
 
     #[inline(always)]
-    fn hit_of_part(stream: &Stream<D>, want: Want, mut locked: QuickGuard<'_, Locked>) -> Result<Hit, Missed> {
-        let Some(handed) = locked.hand_out_of_index(Source::of(stream), want) else { return Err(Missed::UNASKED) };
+    fn hit_of_part(stream: &Stream<D>, want: Want, mut locked: QuickGuard<'_, Locked>) -> Answer {
+        let Some(handed) = locked.hand_out_of_index(Source::of(stream), want) else {
+            return Answer::new(None, Missed::UNASKED);
+        };
         told::<D>(locked, &[]);
-        Hit::new(&handed).ok_or(Missed::UNASKED)
+        Answer::new(Hit::new(&handed), Missed::UNASKED)
     }
 
     /// For a small block, where somebody else has the lock.
     #[cold]
     #[inline(never)]
-    fn hit_after_others(requested: u64, units: Units, stream: &Stream<D>) -> Result<Hit, Missed> {
+    fn hit_after_others(requested: u64, units: Units, stream: &Stream<D>) -> Answer {
         let want = Want { part: Part::Small, units, requested };
-        Self::hit_at(Source::of(stream), want, stream.arena.core.lock()).ok_or(Missed::UNASKED)
+        Answer::new(Self::hit_at(Source::of(stream), want, stream.arena.core.lock()), Missed::UNASKED)
     }
 
     /// Where the shortest way is not open: requests are rounded as configured, scopes are open, or the stream is the calling thread's own.
     #[inline(never)]
-    fn hit_beside(&self, requested: u64, stream: &Stream<D>) -> Result<Hit, Missed> {
+    fn hit_beside(&self, requested: u64, stream: &Stream<D>) -> Answer {
         let unusual = self.shared.attention.get() & UNUSUAL & !ROUNDS;
         if !self.is_usual_rounded(&stream.core, requested) || !stream.core.is_usable() {
-            return Err(Missed::UNASKED);
+            return Answer::new(None, Missed::UNASKED);
         }
         match unusual {
             0 => self.hit_outside_captures(requested, stream, Missed::UNASKED),
-            SCOPES => self.hit_under_scopes(requested, stream).ok_or(Missed::UNASKED),
+            SCOPES => self.hit_under_scopes(requested, stream),
             CAPTURES => self.hit_beside_captures(requested, stream),
-            _ => Err(Missed::UNASKED),
+            _ => Answer::new(None, Missed::UNASKED),
         }
     }
 
     #[inline(never)]
-    fn hit_outside_captures(&self, requested: u64, stream: &Stream<D>, missed: Missed) -> Result<Hit, Missed> {
+    fn hit_outside_captures(&self, requested: u64, stream: &Stream<D>, missed: Missed) -> Answer {
         let want = self.shared.want(requested, self.shared.rules.small_limit);
-        Self::hit_at(Source::of(stream), want, stream.arena.core.lock()).ok_or(missed)
+        Answer::new(Self::hit_at(Source::of(stream), want, stream.arena.core.lock()), missed)
     }
 
     /// While scopes are open and no capture is: from where they sent the stream's last request, if none was opened or closed since.
     #[inline(never)]
-    fn hit_under_scopes(&self, requested: u64, stream: &Stream<D>) -> Option<Hit> {
+    fn hit_under_scopes(&self, requested: u64, stream: &Stream<D>) -> Answer {
+        Answer::new(self.hit_as_claimed(requested, stream), Missed::UNASKED)
+    }
+
+    #[inline(always)]
+    fn hit_as_claimed(&self, requested: u64, stream: &Stream<D>) -> Option<Hit> {
         // Read before the lane: a scope that this thread has closed, or opened, is counted.
         let version = self.shared.context.scopes.version();
         let NotedRoute { core, lane } = stream.core.route.get()?;
@@ -202,13 +230,15 @@ impl<D: Device> Inner<D> {
 
     /// While captures may be under way: from where the route leads of the capture that the stream is in.
     #[inline(never)]
-    fn hit_beside_captures(&self, requested: u64, stream: &Stream<D>) -> Result<Hit, Missed> {
-        let Ok(status) = self.shared.driver.capture_status(stream.core.handle) else { return Err(Missed::UNASKED) };
+    fn hit_beside_captures(&self, requested: u64, stream: &Stream<D>) -> Answer {
+        let Ok(status) = self.shared.driver.capture_status(stream.core.handle) else {
+            return Answer::new(None, Missed::UNASKED);
+        };
         let missed = Missed::asked(status);
         match status {
-            CaptureStatus::Active(capture) => self.hit_in_capture(requested, stream, capture).ok_or(missed),
+            CaptureStatus::Active(capture) => Answer::new(self.hit_in_capture(requested, stream, capture), missed),
             CaptureStatus::None => self.hit_outside_captures(requested, stream, missed),
-            CaptureStatus::Invalidated => Err(missed),
+            CaptureStatus::Invalidated => Answer::new(None, missed),
         }
     }
 

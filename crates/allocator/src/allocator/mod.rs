@@ -188,7 +188,7 @@ impl<D: Device> Allocator<D> {
     /// See [`AllocError`]. A failed call changes no live block, route or handle; cached memory may have been given back.
     #[inline]
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, AllocError> {
-        match self.inner.hit(bytes, stream) {
+        match self.inner.hit(bytes, stream).hit() {
             Ok(hit) => Ok(hit.handle(stream.arena.core)),
             Err(missed) => self.inner.alloc_past_hits(bytes, stream, missed),
         }

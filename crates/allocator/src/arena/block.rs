@@ -27,6 +27,16 @@ impl BlockKey {
     }
 
     #[inline(always)]
+    pub(crate) fn of_word(word: u64) -> Self {
+        Self(word)
+    }
+
+    #[inline(always)]
+    pub(crate) fn word(self) -> u64 {
+        self.0
+    }
+
+    #[inline(always)]
     pub(crate) fn id(self) -> BlockId {
         self.0 as BlockId
     }
