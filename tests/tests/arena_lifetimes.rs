@@ -138,6 +138,7 @@ fn a_stale_handle_frees_nothing_in_the_arenas_that_come_after_its_own() {
             .collect();
         assert!(!weak.is_live());
         assert_eq!(stale.placement(), None);
+        assert_eq!((stale.size(), stale.requested()), (0, 0));
         assert!(stale.free().is_err());
         for (device, allocator, blocks) in others {
             assert_eq!(allocator.stats().allocation.all.current, 4, "{policy}");
@@ -159,6 +160,30 @@ fn a_driver_allocation_of_its_own_outlives_its_allocator() {
     assert!(device.memory_in_use() > 0);
     drop(two);
     assert_gone(device);
+}
+
+/// The record of such a block is somebody else's, or part of what is free, while its arena is there.
+#[test]
+fn a_block_that_a_restored_checkpoint_took_away_has_no_size() {
+    for policy in Policy::ALL {
+        let (device, allocator) = allocator(Config::new(*policy));
+        let stream = stream(&allocator);
+        let pool = PoolId::fresh();
+        allocator.begin_allocate_to_pool(pool, Filter::All).unwrap();
+        let empty = allocator.checkpoint_pool(pool).unwrap();
+        let stale = [512, 10 << 20].map(|bytes| allocator.alloc(bytes, &stream).unwrap());
+        assert!(stale.iter().all(|block| block.size() == block.requested()));
+        drop(allocator.restore_pool(&empty, &stream).unwrap());
+        for block in stale {
+            assert_eq!((block.size(), block.requested(), block.placement()), (0, 0, None), "{policy}");
+            assert_eq!(block.downgrade().unwrap().range().bytes, 0);
+            assert!(block.free().is_err());
+        }
+        allocator.end_allocate_to_pool(pool).unwrap();
+        allocator.release_pool(pool).unwrap();
+        drop((allocator, stream));
+        assert_gone(device);
+    }
 }
 
 #[test]

@@ -105,7 +105,7 @@ impl<D: Device> Allocation<D> {
         let state = &self.core.lock().state;
         let bytes = match self.block() {
             (NONE, _) => state.keep.direct_bytes(self.address),
-            (block, generation) => state.blocks.current(block, generation).map(of),
+            (block, generation) => state.live(block, generation).map(of),
         };
         bytes.unwrap_or(0)
     }
@@ -115,7 +115,7 @@ impl<D: Device> Allocation<D> {
     #[must_use]
     pub fn placement(&self) -> Option<Placement> {
         let state = &self.core()?.lock().state;
-        let block = state.blocks.current(self.key.id(), self.key.generation())?;
+        let block = state.live(self.key.id(), self.key.generation())?;
         let segment = state.segments.get(block.segment)?;
         Some(Placement { segment: segment.memory.ordinal, offset: to_bytes(block.offset) })
     }
@@ -187,8 +187,9 @@ impl<D: Device> Allocation<D> {
         let not_live = FreeError::NotLive { address: self.address };
         let Some(arena) = arena_of::<D>(locked) else { return Err(not_live) };
         if self.key.id() == NONE {
-            arena.shared.free_direct(self.address);
+            // Before the driver may give the address to another thread, which notes it here. The arena stays as long as `arena` does.
             self.core.forget_direct(self.address);
+            arena.shared.free_direct(self.address);
             arena.tell();
             return Ok(());
         }

@@ -90,15 +90,16 @@ impl Missed {
     const UNASKED: Self = Self(0);
     const NO_CAPTURE: u64 = 1;
     const INVALIDATED: u64 = 2;
+    /// What the ids of captures begin with.
+    const CAPTURES: u64 = 3;
 
     #[inline(always)]
     fn asked(status: CaptureStatus) -> Self {
         Self(match status {
             CaptureStatus::None => Self::NO_CAPTURE,
             CaptureStatus::Invalidated => Self::INVALIDATED,
-            // No driver gives such ids; one that did would be asked again.
-            CaptureStatus::Active(CaptureId(id)) if id <= Self::INVALIDATED => 0,
-            CaptureStatus::Active(CaptureId(id)) => id,
+            // Of the last three ids there are, the driver would be asked again.
+            CaptureStatus::Active(CaptureId(id)) => id.checked_add(Self::CAPTURES).unwrap_or(0),
         })
     }
 
@@ -108,7 +109,7 @@ impl Missed {
             0 => None,
             Self::NO_CAPTURE => Some(CaptureStatus::None),
             Self::INVALIDATED => Some(CaptureStatus::Invalidated),
-            id => Some(CaptureStatus::Active(CaptureId(id))),
+            id => Some(CaptureStatus::Active(CaptureId(id - Self::CAPTURES))),
         }
     }
 }
@@ -275,10 +276,11 @@ mod tests {
 
     #[test]
     fn what_the_driver_said_is_not_asked_again() {
-        let said = [CaptureStatus::None, CaptureStatus::Invalidated, CaptureStatus::Active(CaptureId(3))];
-        said.into_iter().for_each(|status| assert_eq!(Missed::asked(status).status(), Some(status)));
+        let captures = [0, 1, 2, 3, u64::MAX - 3].map(|id| CaptureStatus::Active(CaptureId(id)));
+        let said = captures.into_iter().chain([CaptureStatus::None, CaptureStatus::Invalidated]);
+        said.for_each(|status| assert_eq!(Missed::asked(status).status(), Some(status)));
         assert_eq!(Missed::UNASKED.status(), None);
-        assert_eq!(Missed::asked(CaptureStatus::Active(CaptureId(2))).status(), None);
+        assert_eq!(Missed::asked(CaptureStatus::Active(CaptureId(u64::MAX))).status(), None);
     }
 
     #[test]

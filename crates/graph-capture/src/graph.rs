@@ -307,7 +307,9 @@ impl<D: GraphDevice> Graph<D> {
     /// Declares that the graph reads this block: a launch checks that it is still the same live block, and not another one, or nobody's,
     /// at the same address.
     pub fn declare_input(&self, block: &Allocation<D>) {
-        self.inner.inputs.lock().extend(block.downgrade());
+        // It takes the lock of the block's arena: not under ours.
+        let input = block.downgrade();
+        self.inner.inputs.lock().extend(input);
     }
 
     /// Makes the graph executable. Under the policy `stream-ordered` what a launch left live is always freed by the next.

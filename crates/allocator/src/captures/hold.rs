@@ -405,7 +405,7 @@ impl<D: Device> BlockRef<D> {
 }
 
 impl<D: Device> Allocation<D> {
-    /// A weak reference to the block; `None` for one that no arena holds (of zero bytes, or without caching).
+    /// A weak reference to the block; `None` for one that no arena holds (of zero bytes, or without caching). Takes the arena's lock.
     #[must_use]
     pub fn downgrade(&self) -> Option<BlockRef<D>> {
         let (block, generation) = self.block();
