@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use gpupool_device::{Address, Device, Memory};
 
-use crate::arena::{
-    ArenaCore, ArenaState, Binned, Block, BlockId, BlockKey, Handed, Locked, NONE, arena_of, told, told_freed,
-};
+use crate::arena::{ArenaCore, ArenaState, Binned, Block, BlockId, BlockKey, Locked, NONE, arena_of, told, told_freed};
 use crate::error::FreeError;
 use crate::inner::Served;
 use crate::stream::{Stream, StreamCore, WorkMark};
@@ -50,12 +48,7 @@ impl<D: Device> Allocation<D> {
     }
 
     pub(crate) fn new(served: Served<D>) -> Self {
-        Self::of(served.arena.core, served.handed)
-    }
-
-    #[inline]
-    pub(crate) fn of(core: &'static ArenaCore, handed: Handed) -> Self {
-        Self::at(core, handed.address, handed.key)
+        Self::at(served.arena.core, served.handed.address, served.handed.key)
     }
 
     #[inline(always)]
@@ -75,8 +68,8 @@ impl<D: Device> Allocation<D> {
     }
 
     /// The block's record and generation.
-    pub(crate) fn block(&self) -> (BlockId, u32) {
-        (self.key.id(), self.key.generation())
+    pub(crate) fn key(&self) -> BlockKey {
+        self.key
     }
 
     /// Where the block starts; [`Address::NULL`] for a request of zero bytes.
@@ -103,9 +96,9 @@ impl<D: Device> Allocation<D> {
             return 0;
         }
         let state = &self.core.lock().state;
-        let bytes = match self.block() {
-            (NONE, _) => state.keep.direct_bytes(self.address),
-            (block, generation) => state.live(block, generation).map(of),
+        let bytes = match self.key.id() {
+            NONE => state.keep.direct_bytes(self.address),
+            _ => state.blocks.live(self.key).map(of),
         };
         bytes.unwrap_or(0)
     }
@@ -115,7 +108,7 @@ impl<D: Device> Allocation<D> {
     #[must_use]
     pub fn placement(&self) -> Option<Placement> {
         let state = &self.core()?.lock().state;
-        let block = state.live(self.key.id(), self.key.generation())?;
+        let block = state.blocks.live(self.key)?;
         let segment = state.segments.get(block.segment)?;
         Some(Placement { segment: segment.memory.ordinal, offset: to_bytes(block.offset) })
     }
@@ -137,7 +130,7 @@ impl<D: Device> Allocation<D> {
 
     /// The state of the block's arena, if the block is live and the stream of its allocator.
     fn check_use<'a>(&self, locked: &'a mut Locked, stream: &StreamCore) -> Result<&'a mut ArenaState, FreeError> {
-        if !locked.state.is_live(self.key.id(), self.key.generation()) {
+        if locked.state.blocks.live(self.key).is_none() {
             return Err(FreeError::NotLive { address: self.address });
         }
         if locked.allocator != stream.allocator {
@@ -179,21 +172,26 @@ impl<D: Device> Allocation<D> {
     ///
     /// [`FreeError::NotLive`] for a block that a restored checkpoint took away.
     pub fn free(self) -> Result<(), FreeError> {
-        let block = ManuallyDrop::new(self);
-        if block.address.is_null() { Ok(()) } else { block.release(block.core.lock()) }
+        let Self { core, address, key, .. } = *ManuallyDrop::new(self);
+        if address.is_null() { Ok(()) } else { Self::release(core, address, key, core.lock()) }
     }
 
-    fn release(&self, locked: QuickGuard<'_, Locked>) -> Result<(), FreeError> {
-        let not_live = FreeError::NotLive { address: self.address };
+    fn release(
+        core: &'static ArenaCore,
+        address: Address,
+        key: BlockKey,
+        locked: QuickGuard<'_, Locked>,
+    ) -> Result<(), FreeError> {
+        let not_live = FreeError::NotLive { address };
         let Some(arena) = arena_of::<D>(locked) else { return Err(not_live) };
-        if self.key.id() == NONE {
+        if key.id() == NONE {
             // Before the driver may give the address to another thread, which notes it here. The arena stays as long as `arena` does.
-            self.core.forget_direct(self.address);
-            arena.shared.free_direct(self.address);
+            core.forget_direct(address);
+            arena.shared.free_direct(address);
             arena.tell();
             return Ok(());
         }
-        match arena.free(self.key.id(), self.key.generation()) {
+        match arena.free(key) {
             Err(FreeError::NotLive { .. }) => Err(not_live),
             freed => freed,
         }
@@ -226,7 +224,7 @@ impl<D: Device> Allocation<D> {
         let Some(mut locked) = core.try_lock() else {
             return Self::free_after_others(core, address, key);
         };
-        match locked.free_into_bin(key.id(), key.generation()) {
+        match locked.free_into_bin(key) {
             Binned::Quietly => {}
             Binned::WithNews => told_freed::<D>(locked),
             Binned::No => Self::free_past_bin(key.id(), locked),
@@ -250,17 +248,15 @@ impl<D: Device> Allocation<D> {
 
     #[inline(never)]
     fn free_unusual(core: &'static ArenaCore, address: Address, key: BlockKey, mut locked: QuickGuard<'_, Locked>) {
-        let (block, generation) = (key.id(), key.generation());
         if !locked.is_free_unusual() {
-            if locked.free_alone(block, generation) {
+            if locked.free_alone(key) {
                 return told::<D>(locked, &[]);
             }
-            if let Some(to_mark) = locked.free_with_uses(block, generation) {
+            if let Some(to_mark) = locked.free_with_uses(key) {
                 return told::<D>(locked, &to_mark);
             }
         }
-        let handle = ManuallyDrop::new(Self::at(core, address, key));
-        if let Err(e) = handle.release(locked) {
+        if let Err(e) = Self::release(core, address, key, locked) {
             tracing::debug!(error = %e, "a handle outlived its block");
         }
     }

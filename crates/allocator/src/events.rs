@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gpupool_device::{Device, DriverResult};
 
-use crate::arena::{Arena, ArenaState, BlockId, LaneKind, NONE};
+use crate::arena::{Arena, ArenaState, BlockId, BlockKey, LaneKind, NONE};
 use crate::error::{AllocError, FreeError};
 use crate::history::Action;
 use crate::ids::StreamId;
@@ -34,12 +34,13 @@ impl<D: Device> Arena<D> {
     /// Frees a block: at once when nothing but its own stream used it, else once the recorded streams are done with it.
     ///
     /// O(1) or O(log n); events are recorded with no lock held.
-    pub(crate) fn free(self: &Arc<Self>, id: BlockId, generation: u32) -> Result<(), FreeError> {
+    pub(crate) fn free(self: &Arc<Self>, key: BlockKey) -> Result<(), FreeError> {
+        let id = key.id();
         let attention = self.shared.attention.get();
         let caller = if attention & RECORDS != 0 { self.shared.history.caller() } else { None };
         let in_capture_lane = {
             let mut state = self.lock();
-            if !state.is_live(id, generation) {
+            if state.blocks.live(key).is_none() {
                 return Err(FreeError::NotLive { address: gpupool_device::Address::NULL });
             }
             if self.shared.config.quarantine() {

@@ -70,6 +70,9 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    /// No hit, and the driver was not asked.
+    const MISSED: Self = Self { place: 0, word: Missed::UNASKED.0 };
+
     #[inline(always)]
     fn new(hit: Option<Hit>, missed: Missed) -> Self {
         match hit {
@@ -175,7 +178,7 @@ impl<D: Device> Inner<D> {
     #[inline(always)]
     fn hit_of_part(stream: &Stream<D>, want: Want, mut locked: QuickGuard<'_, Locked>) -> Answer {
         let Some(handed) = locked.hand_out_of_index(Source::of(stream), want) else {
-            return Answer::new(None, Missed::UNASKED);
+            return Answer::MISSED;
         };
         told::<D>(locked, &[]);
         Answer::new(Hit::new(&handed), Missed::UNASKED)
@@ -194,13 +197,13 @@ impl<D: Device> Inner<D> {
     fn hit_beside(&self, requested: u64, stream: &Stream<D>) -> Answer {
         let unusual = self.shared.attention.get() & UNUSUAL & !ROUNDS;
         if !self.is_usual_rounded(&stream.core, requested) || !stream.core.is_usable() {
-            return Answer::new(None, Missed::UNASKED);
+            return Answer::MISSED;
         }
         match unusual {
             0 => self.hit_outside_captures(requested, stream, Missed::UNASKED),
             SCOPES => self.hit_under_scopes(requested, stream),
             CAPTURES => self.hit_beside_captures(requested, stream),
-            _ => Answer::new(None, Missed::UNASKED),
+            _ => Answer::MISSED,
         }
     }
 
@@ -233,7 +236,7 @@ impl<D: Device> Inner<D> {
     #[inline(never)]
     fn hit_beside_captures(&self, requested: u64, stream: &Stream<D>) -> Answer {
         let Ok(status) = self.shared.driver.capture_status(stream.core.handle) else {
-            return Answer::new(None, Missed::UNASKED);
+            return Answer::MISSED;
         };
         let missed = Missed::asked(status);
         match status {

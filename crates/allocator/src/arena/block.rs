@@ -17,7 +17,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 
 /// What a handle knows its block by: the record and its generation. One word, since two that lie side by side would be written apart and read
 /// together, which a processor waits for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BlockKey(u64);
 
 impl BlockKey {
@@ -215,8 +215,19 @@ impl Blocks {
     }
 
     /// The record, unless it is vacant or of another generation.
-    pub(crate) fn current(&self, id: BlockId, generation: u32) -> Option<&Block> {
-        self.records.get(id as usize).filter(|b| b.generation == generation && b.state != BlockState::Vacant)
+    pub(crate) fn current(&self, key: BlockKey) -> Option<&Block> {
+        let record = self.records.get(key.id() as usize)?;
+        (record.generation == key.generation() && record.state != BlockState::Vacant).then_some(record)
+    }
+
+    /// The record, if the block is live and of that generation.
+    pub(crate) fn live(&self, key: BlockKey) -> Option<&Block> {
+        self.current(key).filter(|block| block.state == BlockState::Live)
+    }
+
+    /// By what a handle would know the block that the record is of now.
+    pub(crate) fn key(&self, id: BlockId) -> BlockKey {
+        BlockKey::new(id, self[id].generation)
     }
 
     #[inline]

@@ -221,19 +221,20 @@ impl ArenaCore {
 #[cfg(all(test, not(gpupool_shuttle)))]
 mod tests {
     use super::*;
-    use crate::arena::{Block, BlockId, BlockState, LastRoute};
+    use crate::arena::{Block, BlockKey, BlockState, LastRoute};
 
-    fn record(core: &ArenaCore) -> (BlockId, u32) {
+    fn record(core: &ArenaCore) -> BlockKey {
         let block = Block { size: 1, state: BlockState::Live, ..Block::VACANT };
         let blocks = &mut core.lock().state.blocks;
         let id = blocks.insert(block);
-        (id, blocks[id].generation)
+        blocks.key(id)
     }
 
     #[test]
     fn a_core_whose_arena_is_gone_serves_the_next_whose_generations_go_on() {
         let core = ArenaCore::spare();
-        let (id, generation) = record(core);
+        let key = record(core);
+        let (id, generation) = (key.id(), key.generation());
         core.lock().state.blocks[id].generation += 7;
         drop(core.vacate());
         core.recycle();
@@ -241,8 +242,8 @@ mod tests {
         assert!(std::ptr::eq(core, next));
         // The arena before had no block.
         drop(next.vacate());
-        assert_eq!(record(next), (id, generation + 8));
-        assert!(!next.lock().state.is_live(id, generation + 7));
+        assert_eq!(record(next), BlockKey::new(id, generation + 8));
+        assert!(next.lock().state.blocks.live(BlockKey::new(id, generation + 7)).is_none());
     }
 
     #[test]

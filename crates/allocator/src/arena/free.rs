@@ -34,16 +34,6 @@ impl Was {
 }
 
 impl ArenaState {
-    /// The block, if it is live and of that generation.
-    pub(crate) fn live(&self, id: BlockId, generation: u32) -> Option<&Block> {
-        self.blocks.current(id, generation).filter(|block| block.state == BlockState::Live)
-    }
-
-    /// Whether the block is live and of that generation.
-    pub(crate) fn is_live(&self, id: BlockId, generation: u32) -> bool {
-        self.live(id, generation).is_some()
-    }
-
     /// A free of a block that nothing but its own stream used: it is free at once. O(1) into a bin, else O(log n).
     pub(crate) fn free_now(&mut self, id: BlockId, counters: &ArenaCounters) {
         self.free_in_place(id, self.part_of(id), counters);

@@ -110,10 +110,11 @@ impl Locked {
 
     /// Frees a live block into its lane's bin, if nothing unusual is under way and nothing but its own stream used it. O(1).
     #[inline(always)]
-    pub(crate) fn free_into_bin(&mut self, id: BlockId, generation: u32) -> Binned {
+    pub(crate) fn free_into_bin(&mut self, key: BlockKey) -> Binned {
         let Self { state, counters, attention, .. } = self;
+        let id = key.id();
         let Some(block) = state.blocks.get_mut(id) else { return Binned::Unusual };
-        let own = block.generation == generation && block.state == BlockState::Live && block.uses == NONE;
+        let own = block.generation == key.generation() && block.state == BlockState::Live && block.uses == NONE;
         if !own || attention.get() & UNUSUAL_FREE != 0 {
             return Binned::Unusual;
         }
@@ -142,23 +143,23 @@ impl Locked {
     }
 
     /// A usual free of a block that nothing but its own stream used. Whether it was one; if not, nothing has changed. O(log n).
-    pub(crate) fn free_alone(&mut self, id: BlockId, generation: u32) -> bool {
+    pub(crate) fn free_alone(&mut self, key: BlockKey) -> bool {
         let Self { state, counters, .. } = self;
-        if !state.is_live(id, generation) || state.blocks[id].uses != NONE {
+        if state.blocks.live(key).is_none_or(|block| block.uses != NONE) {
             return false;
         }
-        state.free_now(id, counters);
+        state.free_now(key.id(), counters);
         true
     }
 
     /// A usual free of a block that other streams used, unless its lane is a capture's: only under policies that let such blocks share events,
     /// which know captures by their lanes. The streams that an event must be recorded on; `None`, with nothing changed, if it was no such free.
-    pub(crate) fn free_with_uses(&mut self, id: BlockId, generation: u32) -> Option<Vec<Arc<StreamCore>>> {
+    pub(crate) fn free_with_uses(&mut self, key: BlockKey) -> Option<Vec<Arc<StreamCore>>> {
         let Self { state, counters, .. } = self;
-        if state.rules.event_each_free || !state.is_live(id, generation) {
+        if state.rules.event_each_free {
             return None;
         }
-        let block = &state.blocks[id];
+        let (id, block) = (key.id(), state.blocks.live(key)?);
         if block.uses == NONE || state.lanes[block.lane as usize].kind == LaneKind::Capture {
             return None;
         }

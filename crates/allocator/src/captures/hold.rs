@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use gpupool_device::{Address, Device};
 
 use crate::allocation::Allocation;
-use crate::arena::{Arena, ArenaCore, BlockState, NONE};
+use crate::arena::{Arena, ArenaCore, BlockKey, BlockState, NONE};
 use crate::error::AllocError;
 use crate::history::{Action, What};
 use crate::idle::Residency;
@@ -378,8 +378,7 @@ impl<D: Device> Inner<D> {
 /// A weak reference to a block: says whether it is still the same live block.
 pub struct BlockRef<D: Device> {
     core: &'static ArenaCore,
-    block: u32,
-    generation: u32,
+    key: BlockKey,
     range: Range,
     device: PhantomData<Arc<D>>,
 }
@@ -400,7 +399,7 @@ impl<D: Device> BlockRef<D> {
     /// Whether the block is live and has been all the time. Takes the arena's lock.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        self.core.lock().state.is_live(self.block, self.generation)
+        self.core.lock().state.blocks.live(self.key).is_some()
     }
 }
 
@@ -408,8 +407,7 @@ impl<D: Device> Allocation<D> {
     /// A weak reference to the block; `None` for one that no arena holds (of zero bytes, or without caching). Takes the arena's lock.
     #[must_use]
     pub fn downgrade(&self) -> Option<BlockRef<D>> {
-        let (block, generation) = self.block();
         let range = Range { address: self.address(), bytes: self.size() };
-        Some(BlockRef { core: self.core()?, block, generation, range, device: PhantomData })
+        Some(BlockRef { core: self.core()?, key: self.key(), range, device: PhantomData })
     }
 }

@@ -157,15 +157,14 @@ impl<D: Device> Allocation<D> {
     /// [`FreeError::NotLive`] for a block that a restored checkpoint took away.
     pub fn set_contents(&self, contents: Contents) -> Result<(), FreeError> {
         let Some(core) = self.core() else { return Ok(()) };
-        let (block, generation) = self.block();
         let state = &mut core.lock().state;
-        if !state.is_live(block, generation) {
+        if state.blocks.live(self.key()).is_none() {
             return Err(FreeError::NotLive { address: self.address() });
         }
         if state.idle.contents.len() > state.blocks.used() {
             state.forget_contents();
         }
-        state.idle.contents.insert((block, generation), contents);
+        state.idle.contents.insert(self.key(), contents);
         Ok(())
     }
 }

@@ -14,13 +14,6 @@ use crate::ids::Part;
 use crate::inner::{Request, Served};
 use crate::units::{Units, to_bytes, to_units};
 
-/// A run that is out.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Loan {
-    block: BlockId,
-    generation: u32,
-}
-
 impl ArenaState {
     /// The neutral lanes of the arena's pool that a request of this part may borrow from.
     fn lending_lanes(&self, part: Part) -> impl Iterator<Item = u32> {
@@ -44,11 +37,11 @@ impl ArenaState {
     pub(crate) fn loans_out(&mut self, of: &[Range]) -> (usize, u64) {
         let Self { idle, blocks, segments, .. } = self;
         idle.loans.retain(|loan| {
-            let current = blocks.current(loan.block, loan.generation);
+            let current = blocks.current(*loan);
             current.is_some_and(|b| matches!(b.state, BlockState::Live | BlockState::Pending))
         });
         let out = idle.loans.iter().filter_map(|loan| {
-            let block = &blocks[loan.block];
+            let block = &blocks[loan.id()];
             let address = segments.get(block.segment)?.memory.base.offset(to_bytes(block.offset));
             let range = Range { address, bytes: to_bytes(block.size) };
             let first = of.partition_point(|r| r.end() <= address);
@@ -60,7 +53,7 @@ impl ArenaState {
 
     /// Whether a live block is on loan.
     pub(crate) fn is_lent(&self, id: BlockId) -> bool {
-        self.idle.loans.iter().any(|l| l.block == id && l.generation == self.blocks[id].generation)
+        self.idle.loans.contains(&self.blocks.key(id))
     }
 }
 
@@ -78,7 +71,7 @@ impl<D: Device> Arena<D> {
         request.note(&state, &handed);
         // Those that have come back meanwhile are forgotten.
         state.loans_out(&[]);
-        state.idle.loans.push(Loan { block: handed.block(), generation: handed.key.generation() });
+        state.idle.loans.push(handed.key);
         self.idle.set(Residency::Lent);
         drop(state);
         self.shared.totals.lock().idle.lent(handed.bytes);

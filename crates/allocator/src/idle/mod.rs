@@ -17,7 +17,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use gpupool_device::{Address, Device, HostMemory};
 
-use crate::arena::{Arena, ArenaState, BlockId, Was};
+use crate::arena::{Arena, ArenaState, BlockId, BlockKey, Was};
 use crate::counters::ArenaCounters;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, Rank, Turn};
@@ -25,8 +25,6 @@ use crate::units::{Units, to_bytes};
 
 pub use moves::{Idleness, PoolKeeper};
 pub use options::{Contents, IdleOptions, Lending, Moved, OnLoan, OnUse, Residency, Which};
-
-pub(crate) use loans::Loan;
 
 /// A range of a segment whose memory is away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,9 +57,10 @@ pub(crate) struct IdleState {
     pub(crate) away: bool,
     /// What is held for that reason.
     pub(crate) parked: BTreeSet<BlockId>,
-    pub(crate) loans: Vec<Loan>,
+    /// Runs that are out.
+    pub(crate) loans: Vec<BlockKey>,
     /// What is to become of live blocks' contents, where their owners said so.
-    pub(crate) contents: HashMap<(BlockId, u32), Contents>,
+    pub(crate) contents: HashMap<BlockKey, Contents>,
 }
 
 /// What an arena has beside its lock.

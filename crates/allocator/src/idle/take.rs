@@ -269,7 +269,7 @@ fn cannot_be_asked(error: u32) -> bool {
 
 impl ArenaState {
     fn contents_of(&self, id: BlockId, to: Residency, options: &IdleOptions) -> Contents {
-        let said = self.idle.contents.get(&(id, self.blocks[id].generation)).copied().unwrap_or_default();
+        let said = self.idle.contents.get(&self.blocks.key(id)).copied().unwrap_or_default();
         match (said, to) {
             (Contents::Discarded, _) => Contents::Discarded,
             (_, Residency::Suspended) => Contents::Copied,
@@ -282,9 +282,7 @@ impl ArenaState {
     /// Forgets what was said of blocks that are gone. O(what was said).
     pub(crate) fn forget_contents(&mut self) {
         let Self { blocks, idle, .. } = self;
-        let live =
-            |id: BlockId, generation| blocks.current(id, generation).is_some_and(|b| b.state == BlockState::Live);
-        idle.contents.retain(|(id, generation), _| live(*id, *generation));
+        idle.contents.retain(|key, _| blocks.live(*key).is_some());
     }
 
     /// Whether live blocks would move.
