@@ -6,6 +6,7 @@
 //! * **B1** `prev` and `next` link the blocks of one segment in address order, without gaps.
 //! * **B2** `left` and `right` belong to the free index while the block is free, to its bin while it is binned, and to the slab
 //!   while the record is vacant.
+//! * **B3** The record [`EDGE`] is never in use. It stands in for a neighbour that is not there.
 
 use crate::units::Units;
 
@@ -123,6 +124,16 @@ const GROWTH: usize = 8;
 /// So many records at either end of a slab are never used: then no other arena's thread writes to the cache lines (in pairs, as they are fetched)
 /// that those in use lie on.
 const APART: usize = 128_usize.div_ceil(size_of::<Block>());
+
+/// A record that is never in use, and stands in for a neighbour that is not there: it says so to who reads it, and who writes its links changes nothing.
+/// Whether there is a neighbour nobody can predict, so that to ask first would be dear.
+pub(crate) const EDGE: BlockId = APART as BlockId - 1;
+
+/// Where a neighbour's record is; [`EDGE`] for [`NONE`].
+#[inline(always)]
+pub(crate) fn or_edge(neighbour: BlockId) -> usize {
+    (if neighbour == NONE { EDGE } else { neighbour }) as usize
+}
 
 /// An arena's block records.
 #[derive(Debug)]

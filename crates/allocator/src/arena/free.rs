@@ -1,7 +1,7 @@
 //! Freeing: from live to pending or free, merging with free neighbours, and emptying bins.
 
 use super::lane::may_absorb;
-use super::{ArenaState, Bins, Block, BlockId, BlockState, Lane, LaneKind, Segments, Vacancies};
+use super::{ArenaState, Bins, Block, BlockId, BlockState, Lane, LaneKind, Segments, Vacancies, or_edge};
 use crate::counters::ArenaCounters;
 use crate::history::Action;
 use crate::ids::Part;
@@ -201,8 +201,7 @@ fn absorb(
     (id, lane): (BlockId, u32),
     (neighbour, side): (BlockId, Side),
 ) -> bool {
-    // There is no such record if there is no neighbour.
-    let Some(block) = records.get(neighbour as usize) else { return false };
+    let block = &records[or_edge(neighbour)];
     let of = block.lane;
     if block.state != BlockState::Free || !may_absorb(lanes, lane, of) {
         return false;
@@ -235,9 +234,7 @@ fn join(
         }
         Side::After => {
             block.next = gone.next;
-            if let Some(after) = records.get_mut(gone.next as usize) {
-                after.prev = id;
-            }
+            records[or_edge(gone.next)].prev = id;
         }
     }
 }

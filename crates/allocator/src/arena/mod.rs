@@ -47,7 +47,7 @@ use crate::units::Units;
 
 use bins::Bins;
 use block::Vacancies;
-pub(crate) use block::{Block, BlockId, BlockKey, BlockState, Blocks, NONE};
+pub(crate) use block::{Block, BlockId, BlockKey, BlockState, Blocks, EDGE, NONE, or_edge};
 pub(crate) use core::{ArenaCore, Keep, Locked};
 pub(crate) use free::Was;
 pub(crate) use hot::{Binned, Source, Want, arena_of, told, told_freed, told_handed};

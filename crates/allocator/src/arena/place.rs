@@ -3,7 +3,7 @@
 use gpupool_device::Address;
 
 use super::{
-    ArenaState, Backing, Block, BlockId, BlockKey, BlockState, LaneKind, Memory, NONE, Segment, Segments, Want,
+    ArenaState, Backing, Block, BlockId, BlockKey, BlockState, LaneKind, Memory, NONE, Segment, Segments, Want, or_edge,
 };
 use crate::captures::Range;
 use crate::counters::ArenaCounters;
@@ -418,10 +418,7 @@ fn cut(records: &mut [Block], id: BlockId, front: Units, (tail, state): (BlockId
         age: 0,
         state,
     };
-    // There is no such record if nothing follows.
-    if let Some(next) = records.get_mut(next as usize) {
-        next.prev = tail;
-    }
+    records[or_edge(next)].prev = tail;
 }
 
 /// Adds a range to a list of ranges in order that neither overlap nor touch. What a capture hands out it mostly hands out again, so the

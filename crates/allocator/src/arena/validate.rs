@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{ArenaState, BlockState, LaneKind, NONE};
+use super::{ArenaState, BlockState, EDGE, LaneKind, NONE};
 use crate::counters::ArenaCounters;
 use crate::ids::Part;
 use crate::units::to_bytes;
@@ -38,8 +38,11 @@ impl Recount {
 }
 
 impl ArenaState {
-    /// Checks A1 to A5; the first breach is returned in words. O(n).
+    /// Checks A1 to A5 and B3; the first breach is returned in words. O(n).
     pub(crate) fn validate(&self, counters: &ArenaCounters) -> Result<(), String> {
+        if self.blocks.get(EDGE).is_some_and(|edge| edge.state != BlockState::Vacant) {
+            return Err("B3: the record that stands in for missing neighbours is in use".to_owned());
+        }
         let mut seen = 0;
         let mut recount = [Recount::default(); 2];
         let mut binned = (0, 0);

@@ -27,7 +27,7 @@ pub(crate) const fn class_of(size: Units) -> usize {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClassBitmap {
     /// Which words of `columns` are not zero.
-    rows: u128,
+    rows: [u64; 2],
     /// A bit a class, up to the largest that there is [room](Self::make_room) for.
     columns: Vec<u64>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct ClassBitmap {
 impl ClassBitmap {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.rows == 0
+        self.rows == [0; 2]
     }
 
     /// Makes room for so many classes.
@@ -46,18 +46,18 @@ impl ClassBitmap {
     /// Notes that a class holds something, for which there is room.
     #[inline(always)]
     pub(crate) fn set(&mut self, class: usize) {
-        self.rows |= 1 << (class / PER_ROW);
-        self.columns[class / PER_ROW] |= 1 << (class % PER_ROW);
+        let row = class / PER_ROW;
+        self.rows[row / PER_ROW] |= 1 << (row % PER_ROW);
+        self.columns[row] |= 1 << (class % PER_ROW);
     }
 
+    /// Notes whether a class holds nothing any more, which held something. Without a branch: that it does nobody can predict.
     #[inline(always)]
-    pub(crate) fn clear(&mut self, class: usize) {
+    pub(crate) fn clear_if(&mut self, class: usize, is_empty: bool) {
         let row = class / PER_ROW;
         let column = &mut self.columns[row];
-        *column &= !(1 << (class % PER_ROW));
-        if *column == 0 {
-            self.rows &= !(1 << row);
-        }
+        *column &= !(u64::from(is_empty) << (class % PER_ROW));
+        self.rows[row / PER_ROW] &= !(u64::from(*column == 0) << (row % PER_ROW));
     }
 
     /// The first non-empty class at or above `class`.
@@ -68,7 +68,8 @@ impl ClassBitmap {
         if here != 0 {
             return Some(row * PER_ROW + here.trailing_zeros() as usize);
         }
-        let above = self.rows & (!1u128 << row);
+        let rows = u128::from(self.rows[0]) | u128::from(self.rows[1]) << PER_ROW;
+        let above = rows & (!1u128 << row);
         let row = above.trailing_zeros() as usize;
         Some(row * PER_ROW + self.columns.get(row)?.trailing_zeros() as usize)
     }
@@ -111,7 +112,9 @@ mod tests {
         assert_eq!(b.next(4), Some(40));
         assert_eq!(b.next(41), Some(41));
         assert_eq!(b.next(42), Some(CLASSES - 1));
-        b.clear(CLASSES - 1);
+        b.clear_if(CLASSES - 1, false);
+        assert_eq!(b.next(42), Some(CLASSES - 1));
+        b.clear_if(CLASSES - 1, true);
         assert_eq!(b.next(42), None);
         assert_eq!(b.next(CLASSES), None);
     }

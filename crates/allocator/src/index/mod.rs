@@ -88,7 +88,7 @@ impl FreeIndex {
             *root = stack::push(blocks, *root, id);
             self.bitmap.set(class);
         } else {
-            *root = tree::insert(blocks, ties, *root, id);
+            tree::insert(blocks, ties, *root, id);
         }
     }
 
@@ -120,9 +120,7 @@ impl FreeIndex {
         } else {
             tree::remove(blocks, *root, id, parent)
         };
-        if *root == NONE {
-            self.bitmap.clear(class);
-        }
+        self.bitmap.clear_if(class, *root == NONE);
     }
 
     /// The first block in order whose size is at least `size`. O(log n) in one class.

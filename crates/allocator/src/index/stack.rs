@@ -2,17 +2,14 @@
 //!
 //! `left` leads towards the top, `right` away from it. The functions return what the class's root, the top, is afterwards.
 
-use crate::arena::{Block, BlockId, NONE};
+use crate::arena::{Block, BlockId, NONE, or_edge};
 
 /// Puts a block on top.
 #[inline(always)]
 pub(super) fn push(blocks: &mut [Block], top: BlockId, id: BlockId) -> BlockId {
     let block = &mut blocks[id as usize];
     (block.left, block.right) = (NONE, top);
-    // There is no such record if there is no top.
-    if let Some(below) = blocks.get_mut(top as usize) {
-        below.left = id;
-    }
+    blocks[or_edge(top)].left = id;
     id
 }
 
@@ -21,9 +18,7 @@ pub(super) fn push(blocks: &mut [Block], top: BlockId, id: BlockId) -> BlockId {
 pub(super) fn remove(blocks: &mut [Block], top: BlockId, id: BlockId) -> BlockId {
     let block = &blocks[id as usize];
     let (above, below) = (block.left, block.right);
-    if let Some(below) = blocks.get_mut(below as usize) {
-        below.left = above;
-    }
+    blocks[or_edge(below)].left = above;
     match blocks.get_mut(above as usize) {
         Some(above) => above.right = below,
         None => return below,

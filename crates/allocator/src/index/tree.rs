@@ -1,16 +1,21 @@
 //! The search tree of one class: a treap whose links are in the blocks' records.
 //!
-//! A node's priority is a hash of its id, so the shape depends on the set of blocks alone: no state, no rebalancing rules, the same
-//! tree for the same sequence in every run. Expected depth is 1.4 log2 n. The functions take and return roots.
+//! A node's priority is a hash of its id: no state, no rebalancing rules, the same tree for the same sequence in every run. Expected depth is
+//! 1.4 log2 n, and up to [`SHALLOW`] more. The functions take and return roots.
 
 use super::TieBreak;
 use crate::arena::{Block, BlockId, NONE};
 use crate::units::Units;
 
-/// Fibonacci hashing: ids are small consecutive numbers, priorities must look random.
+/// Nodes less deep than this stay where they are when others come, whatever their priorities: most trees have few nodes, and which of two ranks higher
+/// is a turn that nobody can predict. It makes a tree deeper by at most this.
+const SHALLOW: u32 = 3;
+
+/// Mixed twice: by one multiplication ids that are some number apart, as those of one place in each layer are, get priorities in order, and what lies in
+/// the same order becomes a chain.
 const fn priority(id: BlockId) -> u32 {
     let h = (id as u64).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (h >> 32) as u32
+    ((h ^ h >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32) as u32
 }
 
 /// Whether the block `new` is before node `at`. The tie is looked up only where it matters: most nodes differ in size, or lie in the same
@@ -41,30 +46,27 @@ impl Place {
     }
 }
 
-/// Adds `id`; returns the new root.
+/// Adds `id` to a tree that is not empty, whose root stays.
 #[inline(never)]
-pub(super) fn insert(blocks: &mut [Block], ties: &impl TieBreak, root: u32, id: BlockId) -> u32 {
+pub(super) fn insert(blocks: &mut [Block], ties: &impl TieBreak, root: BlockId, id: BlockId) {
     let (new, rank) = (Place::of(blocks, id), priority(id));
-    // Descend past every node that outranks the new one.
-    let (mut root, mut parent, mut went_left) = (root, NONE, false);
-    let mut at = root;
-    while at != NONE && priority(at) >= rank {
+    let (mut at, mut parent, mut went_left, mut depth) = (root, NONE, false, 0);
+    // Descend past the topmost nodes, and past every node that outranks the new one.
+    while at != NONE && (depth < SHALLOW || priority(at) >= rank) {
         parent = at;
         went_left = is_before(blocks, ties, &new, at);
         at = if went_left { blocks[at as usize].left } else { blocks[at as usize].right };
+        depth += 1;
     }
     // What hangs there is split into the new node's two subtrees.
     let (left, right) = split(blocks, ties, at, &new);
     blocks[id as usize].left = left;
     blocks[id as usize].right = right;
-    if parent == NONE {
-        root = id;
-    } else if went_left {
+    if went_left {
         blocks[parent as usize].left = id;
     } else {
         blocks[parent as usize].right = id;
     }
-    root
 }
 
 /// Splits a tree into the nodes before `new` and those after it.
@@ -117,11 +119,9 @@ pub(super) fn parent(blocks: &[Block], ties: &impl TieBreak, root: u32, id: Bloc
 /// Takes `id` out, which hangs from `parent`; returns the new root.
 #[inline(always)]
 pub(super) fn remove(blocks: &mut [Block], root: u32, id: BlockId, parent: BlockId) -> u32 {
-    let block = &blocks[id as usize];
-    let rest = match (block.left, block.right) {
-        (rest, NONE) | (NONE, rest) => rest,
-        (left, right) => merge(blocks, left, right),
-    };
+    let Block { left, right, .. } = blocks[id as usize];
+    // Which of the two is missing nobody can predict; every bit of `NONE` is set.
+    let rest = if (left == NONE) | (right == NONE) { left & right } else { merge(blocks, left, right) };
     if parent == NONE {
         return rest;
     }
@@ -227,6 +227,88 @@ pub(super) fn in_order(blocks: &[Block], root: u32, out: &mut Vec<BlockId>) {
         if let Some(top) = above.pop() {
             out.push(top);
             at = blocks[top as usize].right;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All lie in one segment.
+    struct NoTies;
+    impl TieBreak for NoTies {
+        fn tie(&self, _: u32) -> u64 {
+            0
+        }
+    }
+
+    const LIVE: u32 = 1 << 11;
+
+    /// How deep a tree becomes into which so many nodes come, each at the place that `at` says of how many came before it. Whenever there are `LIVE`, half
+    /// of them go: those that came first, or last.
+    fn depth_after(turns: u32, first_in_first_out: bool, at: impl Fn(u32) -> Units) -> usize {
+        let mut blocks = vec![Block { size: 1 << 12, ..Block::VACANT }; 2 * LIVE as usize];
+        let (mut root, mut live, mut vacant) =
+            (NONE, std::collections::VecDeque::new(), (0..2 * LIVE).collect::<Vec<_>>());
+        let mut deepest = 0;
+        for nth in 0..turns {
+            let Some(id) = vacant.pop() else { break };
+            blocks[id as usize].offset = at(nth);
+            if root == NONE {
+                (blocks[id as usize].left, blocks[id as usize].right) = (NONE, NONE);
+                root = id;
+            } else {
+                insert(&mut blocks, &NoTies, root, id);
+            }
+            live.push_back(id);
+            // Down to half, then up again.
+            if live.len() >= LIVE as usize {
+                for _ in 0..LIVE / 2 {
+                    let Some(gone) = (if first_in_first_out { live.pop_front() } else { live.pop_back() }) else {
+                        break;
+                    };
+                    let parent = if root == gone { NONE } else { parent(&blocks, &NoTies, root, gone) };
+                    root = remove(&mut blocks, root, gone, parent);
+                    vacant.insert(0, gone);
+                }
+            }
+            if nth % (LIVE / 4) == 0 {
+                deepest = deepest.max(depth(&blocks, root));
+            }
+        }
+        deepest
+    }
+
+    fn depth(blocks: &[Block], root: BlockId) -> usize {
+        let (mut level, mut depth) = (vec![root], 0);
+        while !level.is_empty() {
+            level = level.into_iter().filter(|id| *id != NONE).collect();
+            depth += usize::from(!level.is_empty());
+            level = level.into_iter().flat_map(|id| [blocks[id as usize].left, blocks[id as usize].right]).collect();
+        }
+        depth
+    }
+
+    #[test]
+    fn no_order_of_coming_and_going_makes_a_tree_deep() {
+        // The deepest of so many nodes in a tree of random priorities.
+        let most = (4.3 * f64::from(LIVE).ln()) as usize + SHALLOW as usize;
+        let scattered = |nth: u32| nth.wrapping_mul(0x9E37_79B9);
+        let orders: [(&str, &dyn Fn(u32) -> Units); 7] = [
+            ("upwards", &|nth| nth),
+            ("downwards", &|nth| Units::MAX - nth),
+            ("scattered", &scattered),
+            ("outwards", &|nth| if nth % 2 == 0 { 1 << 31 | nth } else { (1 << 31) - nth }),
+            ("one in 64 upwards", &|nth| (nth % 64) << 20 | nth / 64),
+            ("one in 34 upwards", &|nth| (nth % 34) << 20 | nth / 34),
+            ("one in 610 upwards", &|nth| (nth % 610) << 20 | nth / 610),
+        ];
+        for (name, order) in orders {
+            for first_in_first_out in [true, false] {
+                let deepest = depth_after(16 * LIVE, first_in_first_out, order);
+                assert!(deepest <= most, "{name}, {first_in_first_out}: {deepest} of at most {most}");
+            }
         }
     }
 }
