@@ -283,7 +283,7 @@ mod tests {
     fn depth(blocks: &[Block], root: BlockId) -> usize {
         let (mut level, mut depth) = (vec![root], 0);
         while !level.is_empty() {
-            level = level.into_iter().filter(|id| *id != NONE).collect();
+            level.retain(|id| *id != NONE);
             depth += usize::from(!level.is_empty());
             level = level.into_iter().flat_map(|id| [blocks[id as usize].left, blocks[id as usize].right]).collect();
         }
@@ -300,9 +300,9 @@ mod tests {
             ("downwards", &|nth| Units::MAX - nth),
             ("scattered", &scattered),
             ("outwards", &|nth| if nth % 2 == 0 { 1 << 31 | nth } else { (1 << 31) - nth }),
-            ("one in 64 upwards", &|nth| (nth % 64) << 20 | nth / 64),
-            ("one in 34 upwards", &|nth| (nth % 34) << 20 | nth / 34),
-            ("one in 610 upwards", &|nth| (nth % 610) << 20 | nth / 610),
+            ("64 side by side, upwards", &|nth| nth % 64 * (1 << 20) + nth / 64),
+            ("34 side by side, upwards", &|nth| nth % 34 * (1 << 20) + nth / 34),
+            ("610 side by side, upwards", &|nth| nth % 610 * (1 << 20) + nth / 610),
         ];
         for (name, order) in orders {
             for first_in_first_out in [true, false] {
