@@ -121,7 +121,7 @@ impl Block {
 /// Records that a full slab is given at once, and the part of it (an eighth) where that is more.
 const LEAST: usize = 16;
 const GROWTH: usize = 8;
-/// So many records at either end of a slab are never used: then no other arena's thread writes to the cache lines (in pairs, as they are fetched)
+/// So many records at either end of a slab are never in use (one of them is [`EDGE`]): then no other arena's thread writes to the cache lines (in pairs, as they are fetched)
 /// that those in use lie on.
 const APART: usize = 128_usize.div_ceil(size_of::<Block>());
 

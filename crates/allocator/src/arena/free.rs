@@ -222,10 +222,10 @@ fn join(
     let gone = vacancies.add(records, neighbour);
     let block = &mut records[id as usize];
     block.size += gone.size;
-    // There is no such record if nothing lies beyond.
     match side {
         Side::Before => {
             (block.offset, block.prev) = (gone.offset, gone.prev);
+            // There is no such record if nothing lies beyond.
             if let Some(before) = records.get_mut(gone.prev as usize) {
                 before.next = id;
             } else if let Some(segment) = segments.get_mut(gone.segment) {

@@ -1,14 +1,16 @@
 //! The search tree of one class: a treap whose links are in the blocks' records.
 //!
 //! A node's priority is a hash of its id: no state, no rebalancing rules, the same tree for the same sequence in every run. Expected depth is
-//! 1.4 log2 n, and up to [`SHALLOW`] more. The functions take and return roots.
+//! 1.4 log2 n, and a few more for what [`SHALLOW`] says. (Who saw the priorities and had nodes come and go by them could make it deep.) The functions take
+//! and return roots.
 
 use super::TieBreak;
 use crate::arena::{Block, BlockId, NONE};
 use crate::units::Units;
 
 /// Nodes less deep than this stay where they are when others come, whatever their priorities: most trees have few nodes, and which of two ranks higher
-/// is a turn that nobody can predict. It makes a tree deeper by at most this.
+/// is a turn that nobody can predict. It makes a tree deeper by this, and by what lies above such a node of low priority once the one above it has gone. At least
+/// 1: so a tree's root stays.
 const SHALLOW: u32 = 3;
 
 /// Mixed twice: by one multiplication ids that are some number apart, as those of one place in each layer are, get priorities in order, and what lies in
@@ -292,7 +294,7 @@ mod tests {
 
     #[test]
     fn no_order_of_coming_and_going_makes_a_tree_deep() {
-        // The deepest of so many nodes in a tree of random priorities.
+        // The deepest of so many nodes in a tree of random priorities, and what the topmost ones that stay add.
         let most = (4.3 * f64::from(LIVE).ln()) as usize + SHALLOW as usize;
         let scattered = |nth: u32| nth.wrapping_mul(0x9E37_79B9);
         let orders: [(&str, &dyn Fn(u32) -> Units); 7] = [
